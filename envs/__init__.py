@@ -1,0 +1,67 @@
+"""The contextual MDPs of the paper, registered with Gymnasium by `import envs`.
+
+In each of them a context is drawn at every reset and hidden from the observation. It is reported in
+`info["context"]`, at reset and at every step, and `reset(options={"context": ...})` fixes it.
+
+    id                            context                                   one file each
+    tmaze-passive, tmaze-active   goal above (+1) or below (-1)             tmaze.py
+    point-robot                   goal on the unit circle                   point.py
+    ant-dir, cheetah-vel          direction to run in, speed to run at      locomotion.py
+    walker-param, hopper-param    multipliers of mass, damping, friction    locomotion.py
+    ml10, ml10-appendix           one of ten tasks, one of its 50 goals     manipulation.py
+"""
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+# Entry points are strings, so that MuJoCo and Meta-World are imported only when one of their environments is made.
+for name, active in {"tmaze-passive": False, "tmaze-active": True}.items():
+    gym.register(
+        name,
+        entry_point="envs.tmaze:TMaze",
+        vector_entry_point="envs.tmaze:TMazeVector",
+        kwargs={"active": active},  # no max_episode_steps: the horizon is part of the task, reaching it terminates
+    )
+gym.register(
+    "point-robot",
+    entry_point="envs.point:PointRobot",
+    vector_entry_point="envs.point:PointRobotVector",
+    max_episode_steps=50,
+)
+gym.register("ant-dir", entry_point="envs.locomotion:AntDir", max_episode_steps=200)
+gym.register("cheetah-vel", entry_point="envs.locomotion:CheetahVel", max_episode_steps=200)
+gym.register("walker-param", entry_point="envs.locomotion:WalkerParam", max_episode_steps=200)
+gym.register("hopper-param", entry_point="envs.locomotion:HopperParam", max_episode_steps=200)
+for name in ("ml10", "ml10-appendix"):
+    gym.register(name, entry_point="envs.manipulation:MetaWorld", kwargs={"benchmark": name}, max_episode_steps=300)
+
+IDS = [name for name, spec in gym.registry.items() if str(spec.entry_point).startswith("envs.")]
+
+
+def make_vec(env_id: str, num_envs: int, asynchronous: bool = False, **kwargs) -> tuple[VectorEnv, int]:
+    """`num_envs` copies of any Gymnasium environment, and T, the longest an episode can be.
+
+    An episode's end and the next one's start fall on the same `step`: it returns the new episode's first observation,
+    and the old one's last observation in `infos["final_obs"]`. No step is spent on a reset, unlike Gymnasium's default.
+    """
+    try:
+        spec = gym.spec(env_id)
+    except gym.error.Error:
+        raise ValueError(
+            f"unknown environment {env_id!r}: ours are {', '.join(IDS)}; any other id registered with Gymnasium works too"
+        ) from None
+    if env_id in IDS and spec.vector_entry_point is not None:  # our own vectors reset on the same step
+        vec = gym.make_vec(env_id, num_envs, **kwargs)
+    else:
+        vec = gym.make_vec(
+            env_id,
+            num_envs,
+            vectorization_mode="async" if asynchronous else "sync",
+            vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
+            **kwargs,
+        )
+    limit = kwargs.get("max_episode_steps") or spec.max_episode_steps or getattr(vec, "horizon", None)
+    if limit is None:
+        vec.close()
+        raise ValueError(f"{env_id} does not say how long an episode may be: give it --max-episode-steps")
+    return vec, limit

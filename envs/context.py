@@ -1,0 +1,70 @@
+"""What all environments here share: how the hidden context of an episode is chosen, and a vector of them in NumPy."""
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.utils.seeding import np_random
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+
+def choose_context(drawn: np.ndarray, options: dict | None, valid=np.isfinite, rule="finite numbers") -> np.ndarray:
+    """`options["context"]` if the caller fixed one, else the one just drawn.
+
+    The environment draws in both cases: with the same seed, fixing the context leaves all other randomness as it was.
+    """
+    context = drawn
+    if options is not None and "context" in options:
+        try:
+            context = np.array(options["context"], dtype=np.float64)
+        except (TypeError, ValueError):
+            context = np.array(np.nan)
+        if context.shape != drawn.shape or not np.all(valid(context)):
+            given = " ".join(str(options["context"]).split())
+            raise ValueError(f"the context must be {rule} in an array of shape {drawn.shape}, got {given}")
+    return context
+
+
+class ContextVector(VectorEnv):
+    """`num_envs` environments in NumPy, which give what a SyncVectorEnv of them gives in SAME_STEP mode, to the bit.
+
+    An environment that ends starts again in the same step: `step` returns the first observation of its next episode,
+    and the last one of the old episode in `infos["final_obs"]`. A subclass has `begin` and `step`.
+    """
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def __init__(self, num_envs: int, single: gym.Env):
+        self.num_envs, self.single = num_envs, single  # the single environment lends its constants, it is never stepped
+        self.single_observation_space, self.single_action_space = single.observation_space, single.action_space
+        self.observation_space = batch_space(single.observation_space, num_envs)
+        self.action_space = batch_space(single.action_space, num_envs)
+        self.generators = [np_random()[0] for _ in range(num_envs)]  # one each, as separate environments have
+        self.contexts = None  # (N, C), made by the first reset
+        self.t = np.zeros(num_envs, dtype=np.int64)  # steps taken in the current episode
+
+    def begin(self, which: np.ndarray, options: dict | None = None) -> np.ndarray:
+        """Starts new episodes in the environments with these indices: draws their contexts, returns observations."""
+        raise NotImplementedError
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            seeds = range(seed, seed + self.num_envs) if isinstance(seed, (int, np.integer)) else seed
+            if len(seeds) != self.num_envs:
+                raise ValueError(f"expected one seed or {self.num_envs} of them, got {len(seeds)}")
+            self.generators = [g if s is None else np_random(int(s))[0] for g, s in zip(self.generators, seeds)]
+        return self.begin(np.arange(self.num_envs), options), self.info(np.ones(self.num_envs, dtype=bool))
+
+    def finish_step(self, observations, rewards, terminated, truncated):
+        """What `step` returns, after new episodes have begun where one ended."""
+        ended, final = terminated | truncated, {}
+        if ended.any():
+            which = np.flatnonzero(ended)
+            last = np.full(self.num_envs, None, dtype=object)
+            for i in which:
+                last[i] = observations[i].copy()
+            final = {"final_obs": last, "_final_obs": ended, "final_info": self.info(ended), "_final_info": ended.copy()}
+            observations[which] = self.begin(which)
+        return observations, rewards, terminated, truncated, self.info(np.ones_like(ended)) | final
+
+    def info(self, has):
+        return {"context": np.where(has[:, None], self.contexts, 0.0), "_context": has.copy()}
