@@ -25,10 +25,12 @@ import envs  # noqa: E402
 
 
 def machine() -> dict:
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
+    info = Path("/proc/cpuinfo")  # Linux only
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     packages = ("torch", "numpy", "gymnasium", "mujoco", "metaworld")
     return {
-        "cpu": cpu or platform.processor(),
+        "cpu": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "packages": {name: version(name) for name in packages},

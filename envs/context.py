@@ -19,8 +19,8 @@ def choose_context(drawn: np.ndarray, options: dict | None, valid=np.isfinite, r
         except (TypeError, ValueError):
             context = np.array(np.nan)
         if context.shape != drawn.shape or not np.all(valid(context)):
-            given = " ".join(str(options["context"]).split())
-            raise ValueError(f"the context must be {rule} in an array of shape {drawn.shape}, got {given}")
+            given = np.array2string(np.asarray(options["context"]), threshold=6).replace("\n", "")
+            raise ValueError(f"the context must be {rule}, an array of shape {drawn.shape}, got {given} of {context.shape}")
     return context
 
 
@@ -33,14 +33,20 @@ class ContextVector(VectorEnv):
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
 
-    def __init__(self, num_envs: int, single: gym.Env):
+    def __init__(self, num_envs: int, single: gym.Env, context_dim: int, render_mode: str | None):
+        if render_mode is not None:
+            raise ValueError('this vector has no pictures: make it with vectorization_mode="sync" to render')
         self.num_envs, self.single = num_envs, single  # the single environment lends its constants, it is never stepped
         self.single_observation_space, self.single_action_space = single.observation_space, single.action_space
         self.observation_space = batch_space(single.observation_space, num_envs)
         self.action_space = batch_space(single.action_space, num_envs)
         self.generators = [np_random()[0] for _ in range(num_envs)]  # one each, as separate environments have
-        self.contexts = None  # (N, C), made by the first reset
+        self.contexts = np.zeros((num_envs, context_dim))
         self.t = np.zeros(num_envs, dtype=np.int64)  # steps taken in the current episode
+
+    @property
+    def np_random(self):
+        return tuple(self.generators)
 
     def begin(self, which: np.ndarray, options: dict | None = None) -> np.ndarray:
         """Starts new episodes in the environments with these indices: draws their contexts, returns observations."""
@@ -62,7 +68,8 @@ class ContextVector(VectorEnv):
             last = np.full(self.num_envs, None, dtype=object)
             for i in which:
                 last[i] = observations[i].copy()
-            final = {"final_obs": last, "_final_obs": ended, "final_info": self.info(ended), "_final_info": ended.copy()}
+            final = {"final_obs": last, "final_info": self.info(ended)}
+            final |= {"_final_obs": ended, "_final_info": ended.copy()}
             observations[which] = self.begin(which)
         return observations, rewards, terminated, truncated, self.info(np.ones_like(ended)) | final
 

@@ -42,6 +42,8 @@ class MetaWorld(gym.Env):
     metadata = {"render_modes": ["human", "rgb_array", "depth_array"], "render_fps": 80}
 
     def __init__(self, benchmark: str = "ml10", benchmark_seed: int = 0, render_mode: str | None = None, **kwargs):
+        if benchmark not in TASKS:
+            raise ValueError(f"unknown benchmark {benchmark!r}: there are {', '.join(TASKS)}")
         self.tasks = TASKS[benchmark]
         # Built here and not at the first reset: the worker processes of an asynchronous vector inherit it by fork.
         self.classes, self.goals = goals_of(self.tasks, benchmark_seed)

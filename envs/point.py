@@ -13,6 +13,7 @@ STEP = 0.1  # how far an action of length 1 goes
 
 
 def draw_context(generator, options):
+    """On the unit circle when drawn; a goal anywhere in the plane may be asked for."""
     angle = generator.uniform(0, 2 * np.pi)
     return choose_context(np.array([np.cos(angle), np.sin(angle)]), options)
 
@@ -46,10 +47,9 @@ class PointRobot(gym.Env):
 class PointRobotVector(ContextVector):
     """The same in NumPy, many at once."""
 
-    def __init__(self, num_envs: int, max_episode_steps: int = 50):
-        super().__init__(num_envs, PointRobot())
+    def __init__(self, num_envs: int, max_episode_steps: int = 50, render_mode: str | None = None):
+        super().__init__(num_envs, PointRobot(), 2, render_mode)  # context: the goal
         self.max_episode_steps = max_episode_steps
-        self.contexts = np.zeros((num_envs, 2))  # the goal
         self.position = np.zeros((num_envs, 2))
 
     def begin(self, which, options=None):

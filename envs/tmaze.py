@@ -32,14 +32,15 @@ def draw_side(generator):
 
 
 def draw_context(generator, options):
-    return choose_context(np.array([draw_side(generator)]), options, lambda c: abs(c) == 1, "1 (goal above) or -1 (below)")
+    drawn = np.array([draw_side(generator)])
+    return choose_context(drawn, options, lambda c: abs(c) == 1, "1 (goal above) or -1 (goal below)")
 
 
 class TMaze(gym.Env):
     metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 10}
 
     def __init__(self, corridor_length: int = 200, active: bool = False, render_mode: str | None = None):
-        if corridor_length < 2 or corridor_length != int(corridor_length):
+        if not isinstance(corridor_length, (int, np.integer)) or corridor_length < 2:
             raise ValueError(f"the corridor length must be a whole number, 2 or more, got {corridor_length}")
         low, high = [-np.sqrt(corridor_length), -1, -1], [0, 1, 1]
         self.observation_space = gym.spaces.Box(np.float32(low), np.float32(high))
@@ -91,7 +92,8 @@ class TMaze(gym.Env):
         return "\n".join(lines) + f"\nstep {self.t} of {self.horizon}, cue {self.cue:+.0f}\n"
 
     def render_image(self):
-        """Blue oracle, green true goal, grey other goal, orange agent; a white arrow is the cue that the agent sees."""
+        """Blue oracle, green true goal, grey other goal, orange agent with an arrow for the cue that it sees,
+        white for the oracle's and black for the one at an active start, which means nothing."""
         size = 48  # of a marker; a long corridor is drawn with narrower cells, never with smaller markers
         pitch = max(960 // (self.corridor_length + 1), 1) if self.corridor_length > 19 else size
         image = np.full((5 * size, self.corridor_length * pitch + 3 * size, 3), 30, dtype=np.uint8)
@@ -112,17 +114,18 @@ class TMaze(gym.Env):
         image[(row - r) ** 2 + (column - c) ** 2 <= (0.42 * size) ** 2] = (240, 150, 40)
         if self.cue:
             height = self.cue * (r - row) + size // 5  # 0 at the arrow's base, growing in the direction it points
-            image[(height >= 0) & (abs(column - c) <= (0.4 * size - height) * 0.7)] = 255
+            image[(height >= 0) & (abs(column - c) <= (0.4 * size - height) * 0.7)] = 255 if self.cell == 0 else 0
         return image[: image.shape[0] // 2 * 2, : image.shape[1] // 2 * 2]  # video codecs want even sides
 
 
 class TMazeVector(ContextVector):
     """The same maze in NumPy, many at once."""
 
-    def __init__(self, num_envs: int, corridor_length: int = 200, active: bool = False):
-        super().__init__(num_envs, TMaze(corridor_length, active))
+    def __init__(
+        self, num_envs: int, corridor_length: int = 200, active: bool = False, render_mode: str | None = None
+    ):
+        super().__init__(num_envs, TMaze(corridor_length, active), 1, render_mode)  # context: the goal's side
         self.corridor_length, self.active, self.horizon = corridor_length, active, self.single.horizon
-        self.contexts = np.ones((num_envs, 1))  # the goal's side
         self.cell = np.zeros(num_envs, dtype=np.int64)
 
     def begin(self, which, options=None):

@@ -12,6 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
 import envs
+import envs.manipulation
 from envs.manipulation import TASKS
 
 RIGHT, UP, LEFT, DOWN = range(4)
@@ -93,6 +94,7 @@ def test_context_is_new_at_every_reset_and_in_every_info(name):
     contexts = [env.reset(seed=7)[1]["context"]] + [env.reset()[1]["context"] for _ in range(20)]
     assert len({tuple(c) for c in contexts}) > 1
     context = contexts[-1].copy()
+    contexts[-1][:] = 1e9
     assert context.shape == (CONTEXT_SIZE[name],) and context.dtype == np.float64
     for action in sampled_actions(env, 15):
         *_, info = env.step(action)
@@ -110,6 +112,13 @@ def test_start_state_does_not_depend_on_the_context(name):
     other, info = env.reset(seed=11, options={"context": fixed})
     np.testing.assert_array_equal(info["context"], fixed)
     np.testing.assert_array_equal(plain, other)
+    given = fixed.copy()
+    env.reset(seed=11, options={"context": given})
+    given[:] = 1e9  # the caller's array is not the environment's
+    np.testing.assert_array_equal(env.step(env.action_space.sample())[-1]["context"], fixed)
+    following = env.reset()[1]["context"]
+    env.reset(seed=11)
+    np.testing.assert_array_equal(env.reset()[1]["context"], following)  # nor does fixing one change the next
 
 
 @pytest.mark.parametrize("name", CONTEXT_SIZE)
@@ -141,8 +150,20 @@ def test_make_vec_tells_the_longest_episode_and_resets_on_the_same_step():
         vec, longest = envs.make_vec(name, 2)
         assert longest == steps and vec.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
     assert envs.make_vec("tmaze-passive", 2, corridor_length=7)[1] == 8
+    with pytest.raises(ValueError, match="unknown environment"):
+        envs.make_vec("no_such_module:ant-dir", 2)
     assert envs.make_vec("tmaze-active", 2, corridor_length=7)[1] == 9
-    assert envs.make_vec("point-robot", 2, max_episode_steps=9)[1] == 9
+    for name in ("point-robot", "cheetah-vel"):
+        vec, longest = envs.make_vec(name, 2, max_episode_steps=9)
+        vec.reset(seed=0)
+        ends = [vec.step(vec.action_space.sample())[3].tolist() for _ in range(longest)]
+        assert longest == 9 and ends == [[False, False]] * 8 + [[True, True]]
+    vec, _ = envs.make_vec("cheetah-vel", 2, asynchronous=True, velocity_range=(2.0, 2.0))
+    assert isinstance(vec, gym.vector.AsyncVectorEnv) and (vec.reset()[1]["context"] == 2).all()
+    vec.close()
+    with pytest.raises(ValueError, match="--corridor-length"):
+        envs.make_vec("tmaze-passive", 2, max_episode_steps=5)
+    assert envs.make_vec("envs.point:point-robot", 2)[1] == 50  # module:Id imports the module first
     vec, longest = envs.make_vec("CartPole-v1", 2)  # has a native vector of another mode, which must not be used
     assert longest == 500 and vec.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
     gym.register("endless", entry_point="envs.point:PointRobot")
@@ -208,7 +229,11 @@ def test_native_vector_equals_a_sync_vector_step_for_step(name, kwargs):
             np.testing.assert_array_equal(a, b)
             assert getattr(a, "dtype", None) == getattr(b, "dtype", None)
 
-    compare(native.reset(seed=3)[0], sync.reset(seed=3)[0])
+    for seed in (3, [5] * 8 + [None] * 8):
+        for a, b in zip(native.reset(seed=seed), sync.reset(seed=seed)):
+            compare(a, b)
+    native.reset()[1]["context"][:] = 1e9
+    sync.reset()
     sync.action_space.seed(1)
     episodes, arrays_returned = 0, []
     while episodes < 1000:
@@ -231,6 +256,9 @@ def test_native_vector_takes_a_list_of_seeds_and_a_fixed_context():
     assert not np.array_equal(infos["context"][0], infos["context"][1])
     _, infos = vec.reset(options={"context": [0.6, 0.8]})
     np.testing.assert_array_equal(infos["context"], np.tile([0.6, 0.8], (3, 1)))
+    assert gym.make_vec("point-robot", num_envs=2).np_random[1].random() != vec.np_random[1].random()
+    with pytest.raises(ValueError, match='"sync" to render'):
+        gym.make_vec("tmaze-passive", num_envs=2, render_mode="rgb_array")
     with pytest.raises(ValueError, match="3 of them"):
         vec.reset(seed=[1, 2])
     with pytest.raises(ValueError, match="the context must be"):
@@ -263,14 +291,17 @@ def test_tmaze_best_policies(length, goal):
         return LEFT if t == 0 else RIGHT if t < length + 1 else turn
 
     assert tmaze_return("tmaze-active", length, look_first, goal) == (1.0, length + 2)
-    idle, steps = tmaze_return("tmaze-passive", length, lambda t, _: UP, goal)
-    assert idle == pytest.approx(-1, abs=1e-12) and steps == length + 1
+    env = gym.make("tmaze-passive", corridor_length=length)
+    env.reset(options={"context": [goal]})
+    rewards = [env.step(UP)[1] for _ in range(length + 1)]
+    assert rewards == [-1 / length] * length + [0.0], "never leaving the start costs exactly L times 1/L"
 
 
 @pytest.mark.parametrize("name", TMAZES)
 def test_tmaze_best_markovian_policy_gets_exactly_half(name):
     """By brute force at L = 2: every deterministic map from what is observed to an action, averaged over the goals
-    (and, in active, over the cue that the start shows). A random Markovian policy is a mixture of these."""
+    (and, in active, over the cue that the start shows). A random one does no better: its choice at the junction cannot
+    depend on the goal, so it is right with probability p under one goal and 1 - p under the other, 1/2 on average."""
     length, best = 2, -np.inf
     cells = [(cell, cue) for cell in range(length) for cue in ((-1, 1) if cell == 0 else (0,))] + [(length, 0)]
     if name == "tmaze-active":
@@ -295,6 +326,7 @@ def test_tmaze_active_start_is_blocked_free_and_uninformative():
     cues = {goal: [env.reset(seed=s, options={"context": [goal]})[0][2] for s in range(200)] for goal in (1, -1)}
     assert cues[1] == cues[-1], "the start's cue does not depend on the goal"
     assert 70 < cues[1].count(1.0) < 130
+    assert cues[1] == [env.reset(seed=s)[0][2] for s in range(200)], "nor on whether the goal was drawn or given"
     start, _ = env.reset(seed=0)
     after, reward, *_ = env.step(RIGHT)
     assert after[0] == start[0] == np.float32(-3 / 2) and after[2] == 0 and reward == 0
@@ -329,7 +361,7 @@ def test_tmaze_passive_rewards_and_observations_by_hand():
 
 
 @pytest.mark.parametrize("name", TMAZES)
-@pytest.mark.parametrize("length", [1, 0, -3, 2.5])
+@pytest.mark.parametrize("length", [1, 0, -3, 2.5, 3.0, np.nan, "5"])
 def test_tmaze_refuses_a_short_corridor_in_one_line(name, length):
     for make in (lambda: gym.make(name, corridor_length=length), lambda: envs.make_vec(name, 2, corridor_length=length)):
         with pytest.raises(ValueError, match="corridor length must be a whole number, 2 or more") as error:
@@ -539,6 +571,19 @@ def test_ml10_appendix_has_the_tasks_that_the_paper_names():
     assert set(TASKS["ml10"]) - set(TASKS["ml10-appendix"]) == swapped
     assert set(TASKS["ml10-appendix"]) - set(TASKS["ml10"]) == {"sweep-into-v3", "button-press-v3", "dial-turn-v3"}
     assert gym.make("ml10-appendix").unwrapped.tasks == TASKS["ml10-appendix"]
+    with pytest.raises(ValueError, match="there are ml10, ml10-appendix"):
+        gym.make("ml10", benchmark="ml45")
+
+
+def test_meta_world_simulators_get_the_arguments_and_are_closed():
+    env = gym.make("ml10", render_mode="rgb_array", camera_name="corner", width=64, height=32).unwrapped
+    env.reset(seed=0, options={"context": [0, 0]})
+    simulator, closed = env.simulator, []
+    assert (simulator.render_mode, simulator.camera_name, simulator.width) == ("rgb_array", "corner", 64)
+    simulator.close = lambda: closed.append(True)
+    env.close()
+    assert closed
+    assert envs.manipulation.goals_of(("reach-v3",), 0)[1] != envs.manipulation.goals_of(("reach-v3",), 1)[1]
 
 
 def test_meta_world_draws_tasks_and_goals_evenly_and_shares_its_benchmark():
@@ -556,7 +601,7 @@ def test_meta_world_draws_tasks_and_goals_evenly_and_shares_its_benchmark():
     assert np.bincount(draws[:, 0], minlength=10).min() > 150 and len(set(draws[:, 1])) == 50
 
 
-@pytest.mark.parametrize("name, task", product(("ml10", "ml10-appendix"), range(10)))
+@pytest.mark.parametrize("name, task", list(product(("ml10", "ml10-appendix"), range(10))))
 def test_meta_world_equals_a_bare_environment_with_its_goal_hidden(name, task):
     env = gym.make(name)
     ours = env.unwrapped
