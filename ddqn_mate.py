@@ -1,0 +1,428 @@
+"""Double DQN with MATE: the memory is the sum of an embedding of every transition of the episode so far.
+
+    python ddqn_mate.py                                             # passive T-Maze, L = 200, as in the paper: hours
+    python ddqn_mate.py --env-id tmaze-active --corridor-length 20  # must go back to look at the oracle first
+    tensorboard --logdir runs
+
+Time. At t the agent sees s_t, recalls m_t, takes a_t and receives r_t and s_{t+1}. An episode of T steps is
+
+    s_0 a_0 r_0  s_1 a_1 r_1  ...  s_T        T + 1 observations, T actions and rewards
+    x_1 ... x_T                               its transitions, x_t = (s_{t-1}, a_{t-1}, r_{t-1}, s_t)
+    m_0 ... m_T                               its memories: m_t of x_1 ... x_t, so m_0 of nothing at all
+
+Batches are whole episodes, padded to the longest, so memory always starts empty: no stale states, no burn-in.
+
+Shapes. B episodes in a batch, N environments, T steps, O observation, A actions (one-hot), D memory, H hidden,
+X = O + A + 1 + O transition. Equation numbers are the paper's.
+"""
+
+# -------------------------------------------------------------------------------------------------------------- imports
+import copy
+import json
+import math
+import os
+import random
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import tyro
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+import envs
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+class Memory(nn.Module):
+    """MATE: m_t = sum_i E(x_i), Eq. (6), handed out on the sphere of radius sqrt(D), Eq. (11)."""
+
+    def __init__(self, x_dim: int, dim: int, max_steps: int):
+        super().__init__()
+        self.dim = dim
+        # The transition encoder E: an embedding and one feed-forward block of GPT-2.
+        self.embed = nn.Linear(x_dim, dim)
+        self.feed_forward = nn.Sequential(
+            nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)
+        )
+        # Without the offset, the histories {{x}} and {{x, x}} would be the same point of the sphere. Random and not
+        # zero, because m_0 + Psi = Psi needs a direction.
+        self.Psi = nn.Parameter(torch.randn(dim))
+
+    def encode(self, x):
+        e = self.embed(x)
+        return e + self.feed_forward(e)
+
+    def project(self, m):
+        return F.rms_norm(m, (self.dim,))  # Eq. (11) times sqrt(D): m / ||m|| * sqrt(D) is RMSNorm without a gain
+
+    def forward(self, x):  # (B, T, X) -> (B, T+1, D): m_0 ... m_T, all at once
+        e = self.encode(x)  # (B, T, D)
+        start = self.Psi.expand(len(x), 1, self.dim)
+        return self.project(torch.cat([start, e], dim=1).cumsum(dim=1))  # Eq. (6), the sum begun at Psi
+
+    # One step at a time, for N environments. The state is the running sum, Psi included: (N, D).
+    def initial_state(self, n):
+        return self.Psi.expand(n, self.dim)
+
+    def step(self, x, state):  # m_{t+1} = m_t + E(x_{t+1}): the same cost at every t
+        return state + self.encode(x)
+
+    def read(self, state):
+        return self.project(state)  # m_t (N, D)
+
+    def reset(self, state, ended):  # ended (N,)
+        return torch.where(ended[:, None], self.Psi, state)
+
+
+# ----------------------------------------------------------------------------------------------------------------- args
+@dataclass
+class Args:
+    exp_name: str = os.path.basename(__file__)[: -len(".py")]  # name of this experiment, part of the run's folder
+    seed: int = 1  # seed of the networks, the exploration and the training environments; evaluation has its own
+    torch_deterministic: bool = True  # if off, cuDNN may choose faster kernels that do not repeat to the bit
+    cuda: bool = True  # use the GPU if there is one
+    track: bool = False  # also log to Weights and Biases
+    wandb_project_name: str = "mate"  # project in Weights and Biases
+    wandb_entity: str | None = None  # team in Weights and Biases
+    capture_video: bool = False  # record an episode at every evaluation, into the run's folder
+    save_model: bool = True  # save the final networks into the run's folder
+
+    env_id: str = "tmaze-passive"  # or tmaze-active, or any Gymnasium id with discrete actions and a flat observation
+    corridor_length: int = 200  # L of T-Maze (paper: 200 to 600)
+    max_episode_steps: int | None = None  # T, for an environment that is registered without one or to be cut shorter
+    num_envs: int = 64  # environments that are stepped together and acted for in one batch
+    total_episodes: int = 80_000  # length of the run (paper: 80,000)
+    learning_starts: int = 100  # episodes collected before the first update
+    updates_per_episode: float = 1.0  # gradient updates per episode collected (the paper does not say)
+    batch_size: int = 64  # episodes in a batch (paper: 64)
+    buffer_size: int = 10_000  # episodes in the replay buffer (paper: 10,000)
+    learning_rate: float = 3e-5  # of Adam (paper: 3e-5)
+    gamma: float = 0.99  # discount factor (paper: 0.99)
+    tau: float = 0.001  # how far the target network moves in an update (paper: 0.001)
+    max_grad_norm: float = 0.03  # gradients are clipped to this norm (paper: 0.03)
+    memory_dim: int = 128  # D, the size of the memory and of the state embedding (paper: 128)
+    hidden_dim: int = 256  # H, the width of the two hidden layers of the Q-network (paper: 256)
+    start_epsilon: float = 1.0  # probability of a random action at first (paper: 1)
+    end_epsilon: float | None = None  # probability of a random action at last (paper: 1/T, which is the default)
+    exploration_fraction: float = 0.1  # part of the run over which epsilon falls from the one to the other (paper: 0.1)
+    eval_interval: int = 1_000  # episodes between evaluations
+    eval_episodes: int = 50  # episodes of an evaluation, the same seeds each time
+
+
+# -------------------------------------------------------------------------------------------------------- replay buffer
+def transition(obs, action, reward, next_obs):
+    """x_t = (s_{t-1}, a_{t-1}, r_{t-1}, s_t), of one step (N, X) or of a batch of episodes (B, T, X)."""
+    return torch.cat([obs, action, reward[..., None], next_obs], dim=-1)
+
+
+class ReplayBuffer:
+    """Whole episodes. Those under way are gathered aside, and moved to the buffer when they end."""
+
+    def __init__(self, capacity, num_envs, max_steps, obs_dim, action_dim):
+        def storage(n):  # NumPy takes memory only as it is written to, so a large empty buffer costs nothing
+            shapes = {"obs": (max_steps + 1, obs_dim), "action": (max_steps, action_dim)}
+            shapes |= {"reward": (max_steps,), "terminated": (max_steps,)}
+            return {name: np.zeros((n, *shape), dtype=np.float32) for name, shape in shapes.items()}
+
+        self.capacity, self.num_envs = capacity, num_envs
+        self.episodes, self.length = storage(capacity), np.zeros(capacity, dtype=np.int64)
+        self.current, self.t = storage(num_envs), np.zeros(num_envs, dtype=np.int64)
+        self.count = 0  # episodes ever stored; the oldest are overwritten
+
+    def add(self, obs, action, reward, next_obs, terminated, truncated):
+        """One step of every environment. Returns (return, length) of each episode that ended with it."""
+        now, ended = (np.arange(self.num_envs), self.t), []
+        self.current["obs"][now] = obs
+        self.current["obs"][now[0], self.t + 1] = next_obs  # the last observation of an episode is needed too
+        self.current["action"][now], self.current["reward"][now] = action, reward
+        self.current["terminated"][now] = terminated  # a truncated episode is not over: its end bootstraps
+        self.t += 1
+        for i in np.flatnonzero(terminated | truncated):
+            slot, t = self.count % self.capacity, self.t[i]
+            for name, array in self.episodes.items():
+                array[slot, : t + (name == "obs")] = self.current[name][i, : t + (name == "obs")]
+            self.length[slot], self.t[i] = t, 0
+            self.count += 1
+            ended.append((float(self.episodes["reward"][slot, :t].sum()), int(t)))
+        return ended
+
+    def sample(self, batch_size, device):
+        """obs (B, T+1, O), action (B, T, A), reward, terminated and mask (B, T), T being the longest length drawn."""
+        rows = torch.randint(min(self.count, self.capacity), (batch_size,)).numpy()
+        T = self.length[rows].max()
+        batch = {name: array[rows, : T + (name == "obs")] for name, array in self.episodes.items()}
+        # What lies behind an episode's end is left over from older ones. It is never learned from, nor can it reach
+        # back: m_t is made of x_1 ... x_t only.
+        batch["mask"] = (np.arange(T) < self.length[rows, None]).astype(np.float32)
+        return {name: torch.from_numpy(array).to(device) for name, array in batch.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------------- agent
+class Agent(nn.Module):
+    """Q(s_t, m_t), Eq. (3), with the memory that it is trained with."""
+
+    def __init__(self, obs_dim: int, action_dim: int, max_steps: int, args: Args):
+        super().__init__()
+        self.action_dim = action_dim
+        self.memory = Memory(obs_dim + action_dim + 1 + obs_dim, args.memory_dim, max_steps)
+        self.embed_state = nn.Linear(obs_dim, args.memory_dim)
+        self.q = nn.Sequential(
+            nn.Linear(args.memory_dim + self.memory.dim, args.hidden_dim), nn.ReLU(),
+            nn.Linear(args.hidden_dim, args.hidden_dim), nn.ReLU(),
+            nn.Linear(args.hidden_dim, action_dim),
+        )  # fmt: skip
+
+    def forward(self, obs, m):  # (..., O), (..., D) -> (..., A), of one step or of all steps of a batch
+        z = self.embed_state(obs)
+        z = F.rms_norm(z, z.shape[-1:])  # on the same sphere as MATE's memory, whichever memory this is
+        return self.q(torch.cat([z, m], dim=-1))
+
+    def act(self, obs, m):  # the best action, one-hot (N, A)
+        return F.one_hot(self(obs, m).argmax(dim=-1), self.action_dim).float()
+
+    def explore(self, obs, m, epsilon):  # a random action with probability epsilon
+        random_action = F.one_hot(torch.randint(self.action_dim, (len(obs),)), self.action_dim).float().to(obs.device)
+        explores = (torch.rand(len(obs), 1) < epsilon).to(obs.device)
+        return torch.where(explores, random_action, self.act(obs, m))
+
+    def to_env(self, action):  # as the environments take it: (N, A) -> (N,)
+        return action.argmax(axis=-1)
+
+
+# -------------------------------------------------------------------------------------------------------------- rollout
+class Rollout:
+    """N environments stepped together, and the agent's memory of the episode under way in each."""
+
+    def __init__(self, vec, agent, device):
+        self.vec, self.agent, self.device = vec, agent, device
+
+    def tensor(self, array):
+        return torch.as_tensor(array, dtype=torch.float32, device=self.device)
+
+    @torch.no_grad()
+    def reset(self, seed):
+        self.obs, _ = self.vec.reset(seed=seed)  # s_0 (N, O)
+        self.state = self.agent.memory.initial_state(self.vec.num_envs)  # the memory of nothing
+
+    def view(self):
+        """s_t (N, O) and m_t (N, D): all that an action may depend on."""
+        return self.tensor(self.obs), self.agent.memory.read(self.state)
+
+    @torch.no_grad()
+    def step(self, action):  # a_t (N, A)
+        """One step of every environment: all about it in arrays, and the environments' infos."""
+        action_array = action.cpu().numpy()
+        obs, reward, terminated, truncated, infos = self.vec.step(self.agent.to_env(action_array))
+        # Where an episode ended, obs is already the next one's s_0, and its own last observation is in the infos.
+        ended, next_obs = terminated | truncated, obs
+        if ended.any():
+            next_obs = obs.copy()
+            next_obs[ended] = np.stack(infos["final_obs"][ended])
+        x = transition(self.tensor(self.obs), action, self.tensor(reward), self.tensor(next_obs))  # x_{t+1} (N, X)
+        state = self.agent.memory.step(x, self.state)
+        self.state = self.agent.memory.reset(state, torch.as_tensor(ended, device=self.device))
+        step = (self.obs, action_array, reward, next_obs, terminated, truncated)
+        self.obs = obs
+        return step, infos
+
+
+# --------------------------------------------------------------------------------------------------------------- update
+def update(agent, target, optimizer, polyak, batch, args):
+    """One gradient step of Double DQN on a batch of episodes. Metrics stay on the device until they are logged."""
+    obs, action, mask = batch["obs"], batch["action"], batch["mask"]
+    x = transition(obs[:, :-1], action, batch["reward"], obs[:, 1:])  # x_1 ... x_T (B, T, X)
+
+    q = agent(obs, agent.memory(x))  # (B, T+1, A): one pass for both Q(s_t, m_t) and the choice at t + 1
+    with torch.no_grad():
+        best_action = q[:, 1:].argmax(dim=-1, keepdim=True)  # the online network chooses,
+        next_q = target(obs, target.memory(x))[:, 1:].gather(-1, best_action).squeeze(-1)  # the target network values
+        y = batch["reward"] + args.gamma * (1 - batch["terminated"]) * next_q  # (B, T)
+    q_taken = (q[:, :-1] * action).sum(dim=-1)
+    # The mean over valid steps, not over padding: a step weighs the same in a short episode and in a long one.
+    td_loss = (mask * (q_taken - y).square()).sum() / mask.sum()
+
+    optimizer.zero_grad()
+    td_loss.backward()
+    grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+    with torch.no_grad():
+        polyak(list(target.parameters()), list(agent.parameters()), None)  # target += tau (online - target)
+    q_values = (mask * q_taken.detach()).sum() / mask.sum()
+    return {"losses/td_loss": td_loss.detach(), "losses/q_values": q_values, "losses/grad_norm": grad_norm}
+
+
+# ------------------------------------------------------------------------------------------------------------- evaluate
+EVAL_SEED = 1_000_000  # the same contexts for every run, whatever its seed, and not those it trains on
+
+
+@torch.no_grad()
+def evaluate(agent, vec, max_steps, episodes, device):
+    """What the deterministic policy gets, averaged over episodes on fixed seeds, that is on fixed contexts."""
+    rollout, n = Rollout(vec, agent, device), vec.num_envs
+    rounds = math.ceil(episodes / n)
+    rewards = np.full((rounds * n, max_steps), np.nan)
+    success, tasks = np.zeros(rounds * n), np.full(rounds * n, None)
+    for row in range(0, rounds * n, n):
+        rollout.reset(seed=list(range(EVAL_SEED + row, EVAL_SEED + row + n)))
+        running = np.ones(n, dtype=bool)  # still in its first episode; what follows does not count
+        for t in range(max_steps):
+            (*_, reward, _, terminated, truncated), infos = rollout.step(agent.act(*rollout.view()))
+            rewards[row : row + n, t][running] = reward[running]
+            ended = terminated | truncated
+            for now, where in ((infos, running & ~ended), (infos.get("final_info", {}), running & ended)):
+                if "success" in now and where.any():  # Meta-World: success at any step
+                    at = row + np.flatnonzero(where)
+                    success[at], tasks[at] = np.maximum(success[at], now["success"][where]), now["task"][where]
+            running &= ~ended
+            if not running.any():
+                break
+    rewards, success, tasks = rewards[:episodes], success[:episodes], tasks[:episodes]
+    lengths = np.isfinite(rewards).sum(axis=1)
+    # Adaptation within the episode is what memory is for: compare its first quarter with its last.
+    quarter = np.ceil(np.arange(1, max_steps + 1) * 4 / lengths[:, None])  # (episodes, T), from 1 to 4
+    metrics = {
+        "eval/episodic_return": np.nansum(rewards, axis=1).mean(),
+        "eval/episodic_length": lengths.mean(),
+        "eval/return_first_quarter": np.nansum(np.where(quarter == 1, rewards, 0), axis=1).mean(),
+        "eval/return_last_quarter": np.nansum(np.where(quarter == 4, rewards, 0), axis=1).mean(),
+    }
+    if tasks[0] is not None:
+        metrics["eval/success_rate"] = success.mean()
+        metrics |= {f"eval/success_rate/{task}": success[tasks == task].mean() for task in set(tasks)}
+    return {name: float(value) for name, value in metrics.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------- checkpoint
+def save(content, path):
+    """Written beside and renamed: at any moment there is a whole file of this name, or none."""
+    torch.save(content, f"{path}.tmp")
+    os.replace(f"{path}.tmp", path)
+
+
+# ---------------------------------------------------------------------------------------------------------------- train
+def epsilon_at(episode, max_steps, args):
+    """Linear from start_epsilon to end_epsilon over the first part of the run, then constant."""
+    end = 1 / max_steps if args.end_epsilon is None else args.end_epsilon
+    progress = min(episode / (args.exploration_fraction * args.total_episodes), 1.0)
+    return args.start_epsilon + progress * (end - args.start_epsilon)
+
+
+def train(args):
+    # ENVIRONMENTS
+    options = {"corridor_length": args.corridor_length} if args.env_id.startswith("tmaze") else {}
+    if args.max_episode_steps is not None:
+        options["max_episode_steps"] = args.max_episode_steps
+    try:
+        vec, max_steps = envs.make_vec(args.env_id, args.num_envs, **options)
+        eval_vec, _ = envs.make_vec(args.env_id, min(args.num_envs, args.eval_episodes), **options)
+    except ValueError as error:
+        sys.exit(str(error))
+    obs_space, action_space = vec.single_observation_space, vec.single_action_space
+    if not isinstance(action_space, gym.spaces.Discrete):
+        sys.exit(f"{args.env_id} has actions {action_space}: Double DQN needs Discrete ones; SAC is for a Box")
+    if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
+        sys.exit(f"{args.env_id} has observations {obs_space}: this script needs a flat Box of numbers")
+    obs_dim, action_dim = obs_space.shape[0], int(action_space.n)
+
+    # SEEDS AND NETWORKS
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    agent = Agent(obs_dim, action_dim, max_steps, args).to(device)
+    target = copy.deepcopy(agent).requires_grad_(False)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
+    polyak = get_ema_multi_avg_fn(1 - args.tau)
+    buffer = ReplayBuffer(args.buffer_size, args.num_envs, max_steps, obs_dim, action_dim)
+
+    # RUN FOLDER
+    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = os.path.join("runs", run_name)
+    if args.track:
+        import wandb
+
+        wandb.init(
+            project=args.wandb_project_name, entity=args.wandb_entity, name=run_name, config=asdict(args),
+            sync_tensorboard=True, save_code=True,
+        )  # fmt: skip
+    writer = SummaryWriter(run_dir)
+    rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
+    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
+    with open(os.path.join(run_dir, "args.json"), "w") as file:
+        json.dump(asdict(args), file, indent=1)
+
+    global_step = updates = evaluations = 0
+    best_return, metrics, eval_metrics = -math.inf, {}, {}
+    rollout, start_time = Rollout(vec, agent, device), time.time()
+    rollout.reset(seed=args.seed)
+    progress = tqdm(total=args.total_episodes, unit="episode", dynamic_ncols=True, disable=None)  # terminals only
+    try:
+        while buffer.count < args.total_episodes:
+            # ACT, one step in every environment
+            epsilon = epsilon_at(buffer.count, max_steps, args)
+            with torch.no_grad():
+                step, _ = rollout.step(agent.explore(*rollout.view(), epsilon))
+            global_step += args.num_envs
+            ended = buffer.add(*step)
+            for episodic_return, episodic_length in ended:
+                writer.add_scalar("charts/episodic_return", episodic_return, global_step)
+                writer.add_scalar("charts/episodic_length", episodic_length, global_step)
+            progress.update(len(ended))
+
+            # LEARN, as many updates as the episodes so far allow
+            while updates < (buffer.count - args.learning_starts) * args.updates_per_episode:
+                metrics = update(agent, target, optimizer, polyak, buffer.sample(args.batch_size, device), args)
+                updates += 1
+                if updates % 100 == 0:
+                    for name, value in metrics.items():
+                        writer.add_scalar(name, value.item(), global_step)
+                    writer.add_scalar("charts/epsilon", epsilon, global_step)
+                    writer.add_scalar("charts/updates", updates, global_step)
+                    sps = int(global_step / (time.time() - start_time))
+                    writer.add_scalar("charts/SPS", sps, global_step)
+                    progress.set_postfix(loss=f"{metrics['losses/td_loss'].item():.2g}", best=best_return, SPS=sps)
+
+            # EVALUATE, at the start, at intervals and at the end
+            finished = buffer.count >= args.total_episodes
+            if buffer.count >= evaluations * args.eval_interval or finished:
+                evaluations = buffer.count // args.eval_interval + 1
+                eval_metrics = evaluate(agent, eval_vec, max_steps, args.eval_episodes, device)
+                for name, value in eval_metrics.items():
+                    writer.add_scalar(name, value, global_step)
+                best_return = max(best_return, eval_metrics["eval/episodic_return"])
+                if args.capture_video:
+                    folder = os.path.join(run_dir, "videos", f"step-{global_step}")
+                    video_vec, _ = envs.make_vec(args.env_id, 1, video_folder=folder, **options)
+                    evaluate(agent, video_vec, max_steps, 1, device)
+                    video_vec.close()
+                progress.write(
+                    f"episodes {buffer.count}  steps {global_step}  updates {updates}  "
+                    f"eval return {eval_metrics['eval/episodic_return']:.3f}  {time.time() - start_time:.0f} s"
+                )
+
+        # REPORT
+        last_return = eval_metrics["eval/episodic_return"]
+        if args.save_model:
+            save({"args": asdict(args), "agent": agent.state_dict()}, os.path.join(run_dir, "model.pt"))
+        results = {"best_return": best_return, "last_return": last_return, "episodes": buffer.count}
+        results |= {"steps": global_step, "updates": updates, "seconds": time.time() - start_time}
+        with open(os.path.join(run_dir, "results.json"), "w") as file:
+            json.dump(results, file, indent=1)
+        progress.write(f"best average return {best_return:.3f}, last {last_return:.3f}, in {run_dir}")
+    finally:
+        progress.close()
+        writer.close()
+        vec.close()
+        eval_vec.close()
+
+
+if __name__ == "__main__":
+    train(tyro.cli(Args))
