@@ -25,6 +25,7 @@ import random
 import sys
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -32,7 +33,6 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 import tyro
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -93,15 +93,15 @@ class Memory(nn.Module):
     def read(self, state):
         return state[0]  # m_t (N, D)
 
-    def reset(self, state, ended):  # ended (N,); what the cache holds of the old episode is beyond t, and masked
+    def reset(self, state, ended):  # ended (N,), on the CPU; what is cached of an old episode is beyond t, and masked
         m, keys, values, t = state
-        return m.masked_fill(ended[:, None], 0.0), keys, values, t.masked_fill(ended.cpu(), 0)
+        return m.masked_fill(ended[:, None].to(m.device), 0.0), keys, values, t.masked_fill(ended, 0)
 
 
 # ----------------------------------------------------------------------------------------------------------------- args
 @dataclass
 class Args:
-    exp_name: str = os.path.basename(__file__)[: -len(".py")]  # name of this experiment, part of the run's folder
+    exp_name: str = Path(__file__).stem  # name of this experiment, part of the run's folder
     seed: int = 1  # seed of the networks, the exploration and the training environments; evaluation has its own
     torch_deterministic: bool = True  # if off, cuDNN may choose faster kernels that do not repeat to the bit
     cuda: bool = True  # use the GPU if there is one
@@ -111,10 +111,10 @@ class Args:
     capture_video: bool = False  # record an episode at every evaluation, into the run's folder
     save_model: bool = True  # save the final networks into the run's folder
 
-    env_id: str = "tmaze-passive"  # or tmaze-active, or any Gymnasium id with discrete actions and a flat observation
+    env_id: str = "tmaze-passive"  # any Gymnasium id with discrete actions and a flat observation, like tmaze-active
     corridor_length: int = 200  # L of T-Maze (paper: 200 to 600)
     max_episode_steps: int | None = None  # T, for an environment that is registered without one or to be cut shorter
-    num_envs: int = 64  # environments that are stepped together and acted for in one batch
+    num_envs: int = 64  # environments that are stepped together and acted for in one batch (the paper does not say)
     total_episodes: int = 80_000  # length of the run (paper: 80,000)
     learning_starts: int = 100  # episodes collected before the first update
     updates_per_episode: float = 1.0  # gradient updates per episode collected (the paper does not say)
@@ -132,6 +132,15 @@ class Args:
     eval_interval: int = 1_000  # episodes between evaluations
     eval_episodes: int = 50  # episodes of an evaluation, the same seeds each time
 
+    def __post_init__(self):  # a number that makes no sense is refused before anything is started
+        may_be_zero = {"seed", "learning_starts", "updates_per_episode", "gamma", "end_epsilon", "exploration_fraction"}
+        at_most_one = {"gamma", "tau", "start_epsilon", "end_epsilon", "exploration_fraction"}
+        for name, value in vars(self).items():
+            if type(value) in (int, float) and not (
+                0 <= value <= (1 if name in at_most_one else sys.maxsize) and (value or name in may_be_zero)
+            ):
+                sys.exit(f"--{name.replace('_', '-')} {value} makes no sense")
+
 
 # -------------------------------------------------------------------------------------------------------- replay buffer
 def transition(obs, action, reward, next_obs):
@@ -144,8 +153,8 @@ class ReplayBuffer:
 
     def __init__(self, capacity, num_envs, max_steps, obs_dim, action_dim):
         def storage(n):  # NumPy takes memory only as it is written to, so a large empty buffer costs nothing
-            shapes = {"obs": (max_steps + 1, obs_dim), "action": (max_steps, action_dim)}
-            shapes |= {"reward": (max_steps,), "terminated": (max_steps,)}
+            T = max_steps
+            shapes = {"obs": (T + 1, obs_dim), "action": (T, action_dim), "reward": (T,), "terminated": (T,)}
             return {name: np.zeros((n, *shape), dtype=np.float32) for name, shape in shapes.items()}
 
         self.capacity, self.num_envs = capacity, num_envs
@@ -155,20 +164,22 @@ class ReplayBuffer:
 
     def add(self, obs, action, reward, next_obs, terminated, truncated):
         """One step of every environment. Returns (return, length) of each episode that ended with it."""
-        now, ended = (np.arange(self.num_envs), self.t), []
+        now = np.arange(self.num_envs), self.t
         self.current["obs"][now] = obs
         self.current["obs"][now[0], self.t + 1] = next_obs  # the last observation of an episode is needed too
-        self.current["action"][now], self.current["reward"][now] = action, reward
-        self.current["terminated"][now] = terminated  # a truncated episode is not over: its end bootstraps
+        self.current["action"][now] = action
+        self.current["reward"][now] = reward
+        self.current["terminated"][now] = terminated  # not where truncated: such an end bootstraps
         self.t += 1
+        finished = []
         for i in np.flatnonzero(terminated | truncated):
             slot, t = self.count % self.capacity, self.t[i]
             for name, array in self.episodes.items():
-                array[slot, : t + (name == "obs")] = self.current[name][i, : t + (name == "obs")]
+                array[slot, : t + 1] = self.current[name][i, : t + 1]  # one more than T only where there is one more
+            finished.append((float(self.episodes["reward"][slot, :t].sum()), int(t)))
             self.length[slot], self.t[i] = t, 0
             self.count += 1
-            ended.append((float(self.episodes["reward"][slot, :t].sum()), int(t)))
-        return ended
+        return finished
 
     def sample(self, batch_size, device):
         """obs (B, T+1, O), action (B, T, A), reward, terminated and mask (B, T), T being the longest length drawn."""
@@ -185,37 +196,43 @@ class ReplayBuffer:
 class Agent(nn.Module):
     """Q(s_t, m_t), Eq. (3), with the memory that it is trained with."""
 
-    def __init__(self, obs_dim: int, action_dim: int, max_steps: int, args: Args):
+    def __init__(self, obs_dim: int, action_space: gym.spaces.Discrete, max_steps: int, args: Args):
         super().__init__()
-        self.action_dim = action_dim
-        self.memory = Memory(obs_dim + action_dim + 1 + obs_dim, args.memory_dim, max_steps)
+        self.first_action, self.action_dim = int(action_space.start), int(action_space.n)
+        self.memory = Memory(obs_dim + self.action_dim + 1 + obs_dim, args.memory_dim, max_steps)
         self.embed_state = nn.Linear(obs_dim, args.memory_dim)
         self.q = nn.Sequential(
             nn.Linear(args.memory_dim + self.memory.dim, args.hidden_dim), nn.ReLU(),
             nn.Linear(args.hidden_dim, args.hidden_dim), nn.ReLU(),
-            nn.Linear(args.hidden_dim, action_dim),
+            nn.Linear(args.hidden_dim, self.action_dim),
         )  # fmt: skip
 
     def forward(self, obs, m):  # (..., O), (..., D) -> (..., A), of one step or of all steps of a batch
         z = self.embed_state(obs)
-        z = F.rms_norm(z, z.shape[-1:])  # on the same sphere as MATE's memory, whichever memory this is
+        z = F.rms_norm(z, z.shape[-1:])  # on the sphere of radius sqrt(D) too, in all models (paper, Appendix B.2)
         return self.q(torch.cat([z, m], dim=-1))
 
+    @torch.no_grad()
     def act(self, obs, m):  # the best action, one-hot (N, A)
         return F.one_hot(self(obs, m).argmax(dim=-1), self.action_dim).float()
 
+    @torch.no_grad()
     def explore(self, obs, m, epsilon):  # a random action with probability epsilon
         random_action = F.one_hot(torch.randint(self.action_dim, (len(obs),)), self.action_dim).float().to(obs.device)
         explores = (torch.rand(len(obs), 1) < epsilon).to(obs.device)
         return torch.where(explores, random_action, self.act(obs, m))
 
-    def to_env(self, action):  # as the environments take it: (N, A) -> (N,)
-        return action.argmax(axis=-1)
+    def to_env(self, action):  # as the environments take it: one-hot (N, A) -> (N,)
+        return self.first_action + action.argmax(axis=-1)
 
 
 # -------------------------------------------------------------------------------------------------------------- rollout
 class Rollout:
-    """N environments stepped together, and the agent's memory of the episode under way in each."""
+    """N environments stepped together, and the agent's memory of the episode under way in each.
+
+    The memory is carried along, so updates in mid-episode leave it made by older parameters in part. Only acting sees
+    that: an update makes the memories of its episodes anew.
+    """
 
     def __init__(self, vec, agent, device):
         self.vec, self.agent, self.device = vec, agent, device
@@ -225,9 +242,11 @@ class Rollout:
 
     @torch.no_grad()
     def reset(self, seed):
-        self.obs, _ = self.vec.reset(seed=seed)  # s_0 (N, O)
+        self.obs, infos = self.vec.reset(seed=seed)  # s_0 (N, O)
         self.state = self.agent.memory.initial_state(self.vec.num_envs)  # the memory of nothing
+        return infos
 
+    @torch.no_grad()
     def view(self):
         """s_t (N, O) and m_t (N, D): all that an action may depend on."""
         return self.tensor(self.obs), self.agent.memory.read(self.state)
@@ -244,14 +263,14 @@ class Rollout:
             next_obs[ended] = np.stack(infos["final_obs"][ended])
         x = transition(self.tensor(self.obs), action, self.tensor(reward), self.tensor(next_obs))  # x_{t+1} (N, X)
         state = self.agent.memory.step(x, self.state)
-        self.state = self.agent.memory.reset(state, torch.as_tensor(ended, device=self.device))
+        self.state = self.agent.memory.reset(state, torch.from_numpy(ended))
         step = (self.obs, action_array, reward, next_obs, terminated, truncated)
         self.obs = obs
         return step, infos
 
 
 # --------------------------------------------------------------------------------------------------------------- update
-def update(agent, target, optimizer, polyak, batch, args):
+def update(agent, target, optimizer, batch, args):
     """One gradient step of Double DQN on a batch of episodes. Metrics stay on the device until they are logged."""
     obs, action, mask = batch["obs"], batch["action"], batch["mask"]
     x = transition(obs[:, :-1], action, batch["reward"], obs[:, 1:])  # x_1 ... x_T (B, T, X)
@@ -259,7 +278,8 @@ def update(agent, target, optimizer, polyak, batch, args):
     q = agent(obs, agent.memory(x))  # (B, T+1, A): one pass for both Q(s_t, m_t) and the choice at t + 1
     with torch.no_grad():
         best_action = q[:, 1:].argmax(dim=-1, keepdim=True)  # the online network chooses,
-        next_q = target(obs, target.memory(x))[:, 1:].gather(-1, best_action).squeeze(-1)  # the target network values
+        next_q = target(obs[:, 1:], target.memory(x)[:, 1:])  # the target network values
+        next_q = next_q.gather(-1, best_action).squeeze(-1)  # (B, T)
         y = batch["reward"] + args.gamma * (1 - batch["terminated"]) * next_q  # (B, T)
     q_taken = (q[:, :-1] * action).sum(dim=-1)
     # The mean over valid steps, not over padding: a step weighs the same in a short episode and in a long one.
@@ -269,8 +289,8 @@ def update(agent, target, optimizer, polyak, batch, args):
     td_loss.backward()
     grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
-    with torch.no_grad():
-        polyak(list(target.parameters()), list(agent.parameters()), None)  # target += tau (online - target)
+    with torch.no_grad():  # target += tau (online - target), all parameters in one call
+        torch._foreach_lerp_(list(target.parameters()), list(agent.parameters()), args.tau)
     q_values = (mask * q_taken.detach()).sum() / mask.sum()
     return {"losses/td_loss": td_loss.detach(), "losses/q_values": q_values, "losses/grad_norm": grad_norm}
 
@@ -279,41 +299,43 @@ def update(agent, target, optimizer, polyak, batch, args):
 EVAL_SEED = 1_000_000  # the same contexts for every run, whatever its seed, and not those it trains on
 
 
-@torch.no_grad()
 def evaluate(agent, vec, max_steps, episodes, device):
     """What the deterministic policy gets, averaged over episodes on fixed seeds, that is on fixed contexts."""
-    rollout, n = Rollout(vec, agent, device), vec.num_envs
-    rounds = math.ceil(episodes / n)
-    rewards = np.full((rounds * n, max_steps), np.nan)
-    success, tasks = np.zeros(rounds * n), np.full(rounds * n, None)
-    for row in range(0, rounds * n, n):
-        rollout.reset(seed=list(range(EVAL_SEED + row, EVAL_SEED + row + n)))
-        running = np.ones(n, dtype=bool)  # still in its first episode; what follows does not count
-        for t in range(max_steps):
-            (*_, reward, _, terminated, truncated), infos = rollout.step(agent.act(*rollout.view()))
-            rewards[row : row + n, t][running] = reward[running]
-            ended = terminated | truncated
-            for now, where in ((infos, running & ~ended), (infos.get("final_info", {}), running & ended)):
-                if "success" in now and where.any():  # Meta-World: success at any step
-                    at = row + np.flatnonzero(where)
-                    success[at], tasks[at] = np.maximum(success[at], now["success"][where]), now["task"][where]
-            running &= ~ended
-            if not running.any():
-                break
-    rewards, success, tasks = rewards[:episodes], success[:episodes], tasks[:episodes]
-    lengths = np.isfinite(rewards).sum(axis=1)
-    # Adaptation within the episode is what memory is for: compare its first quarter with its last.
-    quarter = np.ceil(np.arange(1, max_steps + 1) * 4 / lengths[:, None])  # (episodes, T), from 1 to 4
+    rollout, n, rounds = Rollout(vec, agent, device), vec.num_envs, []
+    for first in range(EVAL_SEED, EVAL_SEED + episodes, n):
+        infos = rollout.reset(seed=list(range(first, first + n)))
+        tasks = infos.get("task", np.full(n, None))
+        rewards, lengths, success = np.zeros((n, max_steps)), np.zeros(n, dtype=int), np.zeros(n)
+        running = np.ones(n, dtype=bool)  # still in its first episode, the only one that counts
+        while running.any():
+            (_, _, reward, _, terminated, truncated), infos = rollout.step(agent.act(*rollout.view()))
+            rewards[running, lengths[running]] = reward[running]
+            for info in (infos, infos.get("final_info", {})):  # an episode's last step is told of in final_info
+                success = np.maximum(success, running * info.get("success", 0.0))  # Meta-World: at any step
+            lengths += running
+            running &= ~(terminated | truncated)
+        rounds.append((rewards, lengths, success, tasks))
+    rewards, lengths, success, tasks = (np.concatenate(arrays)[:episodes] for arrays in zip(*rounds))
+
+    # Adaptation within the episode is what memory is for: what is the last quarter of its steps worth, and the first?
+    t, length = np.arange(max_steps), lengths[:, None]
+    quarter = np.ceil(length / 4)
     metrics = {
-        "eval/episodic_return": np.nansum(rewards, axis=1).mean(),
+        "eval/episodic_return": rewards.sum(axis=1).mean(),
         "eval/episodic_length": lengths.mean(),
-        "eval/return_first_quarter": np.nansum(np.where(quarter == 1, rewards, 0), axis=1).mean(),
-        "eval/return_last_quarter": np.nansum(np.where(quarter == 4, rewards, 0), axis=1).mean(),
+        "eval/return_first_quarter": (rewards * (t < quarter)).sum(axis=1).mean(),
+        "eval/return_last_quarter": (rewards * (t >= length - quarter)).sum(axis=1).mean(),  # zero after the end
     }
-    if tasks[0] is not None:
+    if "success" in infos:
         metrics["eval/success_rate"] = success.mean()
-        metrics |= {f"eval/success_rate/{task}": success[tasks == task].mean() for task in set(tasks)}
+        metrics |= {f"eval/success_rate/{task}": success[tasks == task].mean() for task in set(tasks) - {None}}
     return {name: float(value) for name, value in metrics.items()}
+
+
+def record_video(agent, folder, device, env_id, **options):
+    vec, max_steps = envs.make_vec(env_id, 1, video_folder=str(folder), **options)
+    evaluate(agent, vec, max_steps, 1, device)
+    vec.close()
 
 
 # ----------------------------------------------------------------------------------------------------------- checkpoint
@@ -327,26 +349,22 @@ def save(content, path):
 def epsilon_at(episode, max_steps, args):
     """Linear from start_epsilon to end_epsilon over the first part of the run, then constant."""
     end = 1 / max_steps if args.end_epsilon is None else args.end_epsilon
-    progress = min(episode / (args.exploration_fraction * args.total_episodes), 1.0)
+    progress = min(episode / max(args.exploration_fraction * args.total_episodes, 1), 1.0)
     return args.start_epsilon + progress * (end - args.start_epsilon)
 
 
 def train(args):
     # ENVIRONMENTS
-    options = {"corridor_length": args.corridor_length} if args.env_id.startswith("tmaze") else {}
-    if args.max_episode_steps is not None:
-        options["max_episode_steps"] = args.max_episode_steps
+    options = {} if args.max_episode_steps is None else {"max_episode_steps": args.max_episode_steps}
+    if args.env_id.split(":")[-1].startswith("tmaze"):
+        options["corridor_length"] = args.corridor_length
+    eval_envs = math.ceil(args.eval_episodes / math.ceil(args.eval_episodes / args.num_envs))  # rounds of equal size
     try:
-        vec, max_steps = envs.make_vec(args.env_id, args.num_envs, **options)
-        eval_vec, _ = envs.make_vec(args.env_id, min(args.num_envs, args.eval_episodes), **options)
-    except ValueError as error:
+        vec, max_steps = envs.make_vec(args.env_id, args.num_envs, actions=gym.spaces.Discrete, **options)
+        eval_vec, _ = envs.make_vec(args.env_id, eval_envs, **options)
+    except (ValueError, gym.error.Error) as error:
         sys.exit(str(error))
-    obs_space, action_space = vec.single_observation_space, vec.single_action_space
-    if not isinstance(action_space, gym.spaces.Discrete):
-        sys.exit(f"{args.env_id} has actions {action_space}: Double DQN needs Discrete ones; SAC is for a Box")
-    if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
-        sys.exit(f"{args.env_id} has observations {obs_space}: this script needs a flat Box of numbers")
-    obs_dim, action_dim = obs_space.shape[0], int(action_space.n)
+    obs_dim, action_space = vec.single_observation_space.shape[0], vec.single_action_space
 
     # SEEDS AND NETWORKS
     random.seed(args.seed)
@@ -354,85 +372,77 @@ def train(args):
     torch.manual_seed(args.seed)
     torch.backends.cudnn.deterministic = args.torch_deterministic
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    agent = Agent(obs_dim, action_dim, max_steps, args).to(device)
+    agent = Agent(obs_dim, action_space, max_steps, args).to(device)
     target = copy.deepcopy(agent).requires_grad_(False)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
-    polyak = get_ema_multi_avg_fn(1 - args.tau)
-    buffer = ReplayBuffer(args.buffer_size, args.num_envs, max_steps, obs_dim, action_dim)
+    buffer = ReplayBuffer(args.buffer_size, args.num_envs, max_steps, obs_dim, agent.action_dim)
 
     # RUN FOLDER
     run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-    run_dir = os.path.join("runs", run_name)
+    run_dir = Path("runs", run_name)
     if args.track:
         import wandb
 
-        wandb.init(
-            project=args.wandb_project_name, entity=args.wandb_entity, name=run_name, config=asdict(args),
-            sync_tensorboard=True, save_code=True,
-        )  # fmt: skip
+        wandb.init(project=args.wandb_project_name, entity=args.wandb_entity, name=run_name, sync_tensorboard=True)
+        wandb.config.update(asdict(args))
     writer = SummaryWriter(run_dir)
     rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
     writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
-    with open(os.path.join(run_dir, "args.json"), "w") as file:
-        json.dump(asdict(args), file, indent=1)
+    (run_dir / "args.json").write_text(json.dumps(asdict(args), indent=1))
 
-    global_step = updates = evaluations = 0
-    best_return, metrics, eval_metrics = -math.inf, {}, {}
-    rollout, start_time = Rollout(vec, agent, device), time.time()
+    global_step = updates = next_eval = 0
+    best_return = last_return = -math.inf
+    start_time = time.time()
+    rollout = Rollout(vec, agent, device)
     rollout.reset(seed=args.seed)
     progress = tqdm(total=args.total_episodes, unit="episode", dynamic_ncols=True, disable=None)  # terminals only
     try:
         while buffer.count < args.total_episodes:
             # ACT, one step in every environment
             epsilon = epsilon_at(buffer.count, max_steps, args)
-            with torch.no_grad():
-                step, _ = rollout.step(agent.explore(*rollout.view(), epsilon))
+            step, _ = rollout.step(agent.explore(*rollout.view(), epsilon))
             global_step += args.num_envs
-            ended = buffer.add(*step)
-            for episodic_return, episodic_length in ended:
+            for episodic_return, episodic_length in buffer.add(*step):
                 writer.add_scalar("charts/episodic_return", episodic_return, global_step)
                 writer.add_scalar("charts/episodic_length", episodic_length, global_step)
-            progress.update(len(ended))
+                progress.update()
 
             # LEARN, as many updates as the episodes so far allow
             while updates < (buffer.count - args.learning_starts) * args.updates_per_episode:
-                metrics = update(agent, target, optimizer, polyak, buffer.sample(args.batch_size, device), args)
+                metrics = update(agent, target, optimizer, buffer.sample(args.batch_size, device), args)
                 updates += 1
                 if updates % 100 == 0:
-                    for name, value in metrics.items():
-                        writer.add_scalar(name, value.item(), global_step)
-                    writer.add_scalar("charts/epsilon", epsilon, global_step)
-                    writer.add_scalar("charts/updates", updates, global_step)
+                    scalars = {name: value.item() for name, value in metrics.items()}
+                    if not all(map(math.isfinite, scalars.values())):
+                        sys.exit(f"not finite at step {global_step}, update {updates}: {scalars}")
                     sps = int(global_step / (time.time() - start_time))
-                    writer.add_scalar("charts/SPS", sps, global_step)
-                    progress.set_postfix(loss=f"{metrics['losses/td_loss'].item():.2g}", best=best_return, SPS=sps)
+                    scalars |= {"charts/epsilon": epsilon, "charts/updates": updates, "charts/SPS": sps}
+                    for name, value in scalars.items():
+                        writer.add_scalar(name, value, global_step)
+                    loss = scalars["losses/td_loss"]
+                    progress.set_postfix_str(f"return {last_return:.3f}, loss {loss:.2g}, {sps} steps/s")
 
             # EVALUATE, at the start, at intervals and at the end
-            finished = buffer.count >= args.total_episodes
-            if buffer.count >= evaluations * args.eval_interval or finished:
-                evaluations = buffer.count // args.eval_interval + 1
+            if buffer.count >= min(next_eval, args.total_episodes):
+                next_eval = (buffer.count // args.eval_interval + 1) * args.eval_interval
                 eval_metrics = evaluate(agent, eval_vec, max_steps, args.eval_episodes, device)
                 for name, value in eval_metrics.items():
                     writer.add_scalar(name, value, global_step)
-                best_return = max(best_return, eval_metrics["eval/episodic_return"])
+                last_return = eval_metrics["eval/episodic_return"]
+                best_return = max(best_return, last_return)
                 if args.capture_video:
-                    folder = os.path.join(run_dir, "videos", f"step-{global_step}")
-                    video_vec, _ = envs.make_vec(args.env_id, 1, video_folder=folder, **options)
-                    evaluate(agent, video_vec, max_steps, 1, device)
-                    video_vec.close()
+                    record_video(agent, run_dir / "videos" / f"step-{global_step}", device, args.env_id, **options)
                 progress.write(
                     f"episodes {buffer.count}  steps {global_step}  updates {updates}  "
-                    f"eval return {eval_metrics['eval/episodic_return']:.3f}  {time.time() - start_time:.0f} s"
+                    f"eval return {last_return:.3f}  {time.time() - start_time:.0f} s"
                 )
 
         # REPORT
-        last_return = eval_metrics["eval/episodic_return"]
         if args.save_model:
-            save({"args": asdict(args), "agent": agent.state_dict()}, os.path.join(run_dir, "model.pt"))
+            save({"args": asdict(args), "agent": agent.state_dict()}, run_dir / "model.pt")
         results = {"best_return": best_return, "last_return": last_return, "episodes": buffer.count}
         results |= {"steps": global_step, "updates": updates, "seconds": time.time() - start_time}
-        with open(os.path.join(run_dir, "results.json"), "w") as file:
-            json.dump(results, file, indent=1)
+        (run_dir / "results.json").write_text(json.dumps(results, indent=1))
         progress.write(f"best average return {best_return:.3f}, last {last_return:.3f}, in {run_dir}")
     finally:
         progress.close()
@@ -442,4 +452,4 @@ def train(args):
 
 
 if __name__ == "__main__":
-    train(tyro.cli(Args))
+    train(tyro.cli(Args, description=__doc__.splitlines()[0]))

@@ -18,10 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import gymnasium as gym  # noqa: E402
-import numpy as np  # noqa: E402
+import gymnasium as gym
+import numpy as np
 
-import envs  # noqa: E402
+import envs
 
 
 def machine() -> dict:
@@ -96,7 +96,9 @@ def measure_envs() -> list[dict]:
             rates.append(256 * len(actions) / (time.perf_counter() - start))
         aim = ">= 1,000,000" if length else ""
         size = f", L={length}" if length else ""
-        rows.append({"what": f"{name}{size}, steps/s in 256 environments", "value": float(np.median(rates)), "aim": aim})
+        rows.append(
+            {"what": f"{name}{size}, steps/s in 256 environments", "value": float(np.median(rates)), "aim": aim}
+        )
     return rows
 
 

@@ -41,14 +41,20 @@ IDS = [name for name, spec in gym.registry.items() if str(spec.entry_point).star
 
 
 def make_vec(
-    env_id: str, num_envs: int, asynchronous: bool = False, video_folder: str | None = None, **kwargs
+    env_id: str,
+    num_envs: int,
+    asynchronous: bool = False,
+    video_folder: str | None = None,
+    actions: type | None = None,
+    **kwargs,
 ) -> tuple[VectorEnv, int]:
     """`num_envs` copies of any Gymnasium environment, `Id` or `module:Id`, and T, the longest that an episode can be.
 
     An episode's end and the next one's start fall on the same `step`: it returns the new episode's first observation,
     and the old one's last observation in `infos["final_obs"]`. No step is spent on a reset, unlike Gymnasium's default.
-    With `video_folder` the first episode is recorded there. T-Maze and point-robot are never asynchronous: they are
-    many times faster as the NumPy vectors that they are.
+    With `video_folder` the first episode is recorded there. With `actions`, Discrete or Box, an environment that has
+    no such actions or no flat observations is refused. T-Maze and point-robot are never asynchronous: as the NumPy
+    vectors that they are, they are many times faster.
     """
     try:
         if ":" in env_id:
@@ -80,4 +86,18 @@ def make_vec(
     if limit is None:
         vec.close()
         raise ValueError(f"{env_id} does not say how long an episode may be: give it --max-episode-steps")
+    if actions is not None:
+        check_spaces(env_id, vec.single_observation_space, vec.single_action_space, actions)
     return vec, limit
+
+
+def check_spaces(env_id, observation_space, action_space, wanted):
+    flat = isinstance(action_space, gym.spaces.Box) and len(action_space.shape) == 1 and action_space.is_bounded()
+    if wanted is gym.spaces.Discrete and not isinstance(action_space, gym.spaces.Discrete):
+        raise ValueError(f"{env_id} has actions {action_space}: Double DQN needs Discrete ones, SAC is for a Box")
+    if wanted is gym.spaces.Box and not flat:
+        raise ValueError(
+            f"{env_id} has actions {action_space}: SAC needs a flat, bounded Box, Double DQN is for Discrete"
+        )
+    if not isinstance(observation_space, gym.spaces.Box) or len(observation_space.shape) != 1:
+        raise ValueError(f"{env_id} has observations {observation_space}: the scripts need a flat Box of numbers")

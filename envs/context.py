@@ -20,7 +20,9 @@ def choose_context(drawn: np.ndarray, options: dict | None, valid=np.isfinite, r
             context = np.array(np.nan)
         if context.shape != drawn.shape or not np.all(valid(context)):
             given = np.array2string(np.asarray(options["context"]), threshold=6).replace("\n", "")
-            raise ValueError(f"the context must be {rule}, an array of shape {drawn.shape}, got {given} of {context.shape}")
+            raise ValueError(
+                f"the context must be {rule}, of shape {drawn.shape}, got {given} of shape {context.shape}"
+            )
     return context
 
 

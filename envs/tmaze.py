@@ -121,9 +121,7 @@ class TMaze(gym.Env):
 class TMazeVector(ContextVector):
     """The same maze in NumPy, many at once."""
 
-    def __init__(
-        self, num_envs: int, corridor_length: int = 200, active: bool = False, render_mode: str | None = None
-    ):
+    def __init__(self, num_envs: int, corridor_length: int = 200, active: bool = False, render_mode: str | None = None):
         super().__init__(num_envs, TMaze(corridor_length, active), 1, render_mode)  # context: the goal's side
         self.corridor_length, self.active, self.horizon = corridor_length, active, self.single.horizon
         self.cell = np.zeros(num_envs, dtype=np.int64)

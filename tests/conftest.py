@@ -21,9 +21,9 @@ def script(name):
 def run(tmp_path):
     """run("ddqn_mate", "--seed", 2) starts the script in an empty folder and returns what it left there."""
 
-    def start(name, *flags, code=0, cwd=tmp_path):
+    def start(name, *flags, code=0, cwd=tmp_path, pythonpath=ROOT):
         command = [sys.executable, str(ROOT / f"{name}.py"), *map(str, flags)]
-        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}  # many small runs: threads only cost
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(pythonpath)}  # many small runs: threads only cost
         done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600)
         assert done.returncode == code, done.stderr + done.stdout
         folders = sorted((cwd / "runs").glob("*")) if (cwd / "runs").exists() else []

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import SCRIPTS, results_of, scalars_of, script
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 import envs
 
@@ -38,10 +37,10 @@ def make_update(name, T, **changes):
     module = script(name)
     args = make_args(module, **changes)
     torch.manual_seed(0)
-    agent, target = (module.Agent(3, 4, T, args).double() for _ in range(2))
+    agent, target = (module.Agent(3, gym.spaces.Discrete(4), T, args).double() for _ in range(2))
     target.requires_grad_(False)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
-    return module, agent, target, optimizer, get_ema_multi_avg_fn(1 - args.tau), args
+    return module, agent, target, optimizer, args
 
 
 # --------------------------------------------------------------------------------------------------------- update
@@ -51,14 +50,16 @@ def make_update(name, T, **changes):
 def test_double_q_loss_against_a_slow_loop(name):
     """Episode by episode and step by step, with the memory carried along by `step` as in a rollout."""
     lengths, T = [6, 2, 5, 1], 6
-    module, agent, target, optimizer, polyak, args = make_update(name, T)
+    module, agent, target, optimizer, args = make_update(name, T)
     batch = make_batch(lengths, T)
     squares, taken, bootstrapped, disagreements = [], [], 0, 0
     with torch.no_grad():
         for b, length in enumerate(lengths):
             states = [net.memory.initial_state(1) for net in (agent, target)]
             for t in range(length):
-                s, a, r, s_next = (batch["obs"][b, t], batch["action"][b, t], batch["reward"][b, t], batch["obs"][b, t + 1])
+                s, a, r, s_next = (
+                    batch[k][b, t + n] for k, n in (("obs", 0), ("action", 0), ("reward", 0), ("obs", 1))
+                )
                 q = agent(s[None], agent.memory.read(states[0]))[0]
                 x = torch.cat([s, a, r[None], s_next])[None]
                 states = [net.memory.step(x, state) for net, state in zip((agent, target), states)]
@@ -71,7 +72,7 @@ def test_double_q_loss_against_a_slow_loop(name):
                 squares.append((q[a.argmax()] - y) ** 2)
                 taken.append(q[a.argmax()])
     assert bootstrapped == 1 and disagreements > 0, "the batch tells truncation from termination, and double Q from Q"
-    metrics = module.update(agent, target, optimizer, polyak, batch, args)
+    metrics = module.update(agent, target, optimizer, batch, args)
     assert len(squares) == 14
     torch.testing.assert_close(metrics["losses/td_loss"], torch.stack(squares).mean())
     torch.testing.assert_close(metrics["losses/q_values"], torch.stack(taken).mean())
@@ -90,8 +91,8 @@ def test_padding_changes_neither_loss_nor_gradient(name):
     long["obs"][1, 3:] = 77.0  # padding inside the shorter batch, too
     outcomes = []
     for batch in (short, long):
-        module, agent, target, optimizer, polyak, args = make_update(name, 11)
-        metrics = module.update(agent, target, optimizer, polyak, batch, args)
+        module, agent, target, optimizer, args = make_update(name, 11)
+        metrics = module.update(agent, target, optimizer, batch, args)
         outcomes.append((metrics["losses/td_loss"], {key: p.grad for key, p in agent.named_parameters()}))
     torch.testing.assert_close(outcomes[0][0], outcomes[1][0])
     torch.testing.assert_close(outcomes[0][1], outcomes[1][1])
@@ -99,9 +100,9 @@ def test_padding_changes_neither_loss_nor_gradient(name):
 
 @pytest.mark.parametrize("name", DDQN)
 def test_update_moves_the_agent_and_the_target_by_tau(name):
-    module, agent, target, optimizer, polyak, args = make_update(name, 6)
+    module, agent, target, optimizer, args = make_update(name, 6)
     before, target_before = copy.deepcopy(agent), copy.deepcopy(target)
-    module.update(agent, target, optimizer, polyak, make_batch([6, 2, 5, 1], 6), args)
+    module.update(agent, target, optimizer, make_batch([6, 2, 5, 1], 6), args)
     for (key, new), old in zip(agent.named_parameters(), before.parameters()):
         assert not torch.equal(new, old), key
     for new, old, online in zip(target.parameters(), target_before.parameters(), agent.parameters()):
@@ -110,9 +111,9 @@ def test_update_moves_the_agent_and_the_target_by_tau(name):
 
 
 def test_gradients_are_clipped():
-    module, agent, target, optimizer, polyak, args = make_update("ddqn_mate", 6)
+    module, agent, target, optimizer, args = make_update("ddqn_mate", 6)
     args.max_grad_norm = 1e-3
-    metrics = module.update(agent, target, optimizer, polyak, make_batch([6, 2, 5, 1], 6), args)
+    metrics = module.update(agent, target, optimizer, make_batch([6, 2, 5, 1], 6), args)
     norm = torch.cat([p.grad.flatten() for p in agent.parameters()]).norm()
     assert metrics["losses/grad_norm"] > 0.1 and norm == pytest.approx(1e-3, rel=1e-3)
 
@@ -133,7 +134,7 @@ def test_epsilon_falls_linearly_to_one_over_T_over_a_tenth_of_the_run():
 def test_exploration_is_random_with_probability_epsilon():
     module = script("ddqn_mate")
     torch.manual_seed(0)
-    agent = module.Agent(3, 4, 5, make_args(module))
+    agent = module.Agent(3, gym.spaces.Discrete(4), 5, make_args(module))
     obs, m = torch.randn(1, 3).expand(4000, 3), torch.randn(1, 16).expand(4000, 16)
     greedy = agent.act(obs, m)
     assert greedy.sum(-1).eq(1).all() and torch.equal(agent.explore(obs, m, 0.0), greedy)
@@ -152,7 +153,7 @@ def test_rollout_stores_true_episodes_and_remembers_each_on_its_own(name, env_id
     vec, T = envs.make_vec(env_id, 5, **options)
     O, A = vec.single_observation_space.shape[0], int(vec.single_action_space.n)
     torch.manual_seed(0)
-    agent = module.Agent(O, A, T, make_args(module))
+    agent = module.Agent(O, vec.single_action_space, T, make_args(module))
     buffer = module.ReplayBuffer(1000, 5, T, O, A)
     rollout = module.Rollout(vec, agent, torch.device("cpu"))
     rollout.reset(seed=3)
@@ -163,7 +164,9 @@ def test_rollout_stores_true_episodes_and_remembers_each_on_its_own(name, env_id
             np.testing.assert_array_equal(obs, rollout.obs)
             for i in range(5):
                 t, current = buffer.t[i], {k: torch.as_tensor(v[i]) for k, v in buffer.current.items()}
-                x = module.transition(current["obs"][:t], current["action"][:t], current["reward"][:t], current["obs"][1 : t + 1])
+                x = module.transition(
+                    current["obs"][:t], current["action"][:t], current["reward"][:t], current["obs"][1 : t + 1]
+                )
                 expected = agent.memory(x[None])[0, -1] if t else agent.memory(torch.zeros(1, 1, x.shape[-1]))[0, 0]
                 torch.testing.assert_close(m[i], expected, rtol=1e-4, atol=1e-5)
             count = buffer.count
@@ -173,7 +176,7 @@ def test_rollout_stores_true_episodes_and_remembers_each_on_its_own(name, env_id
                 contexts += list(infos["final_info"]["context"][infos["_final_info"]])
             assert len(finished) == buffer.count - count
             for k, (episodic_return, length) in enumerate(finished):
-                assert episodic_return == pytest.approx(buffer.episodes["reward"][count + k].sum(), abs=1e-5)
+                assert episodic_return == pytest.approx(buffer.episodes["reward"][count + k, :length].sum(), abs=1e-5)
                 assert length == buffer.length[count + k]
 
     ends, env = set(), gym.make(env_id, **options)
@@ -232,7 +235,7 @@ def test_buffer_keeps_the_newest_episodes_and_samples_them_padded():
 def test_evaluation_is_on_the_same_seeds_and_counts_each_first_episode_once():
     module = script("ddqn_mate")
     vec, T = envs.make_vec("tmaze-passive", 4, corridor_length=7)
-    agent = module.Agent(3, 4, T, make_args(module))
+    agent = module.Agent(3, vec.single_action_space, T, make_args(module))
     contexts, reset = [], vec.reset
 
     def recording_reset(**kwargs):
@@ -242,12 +245,12 @@ def test_evaluation_is_on_the_same_seeds_and_counts_each_first_episode_once():
 
     vec.reset = recording_reset
     agent.act = lambda obs, m: torch.eye(4)[torch.ones(len(obs), dtype=torch.long)]  # up: never leaves the start
-    first = module.evaluate(agent, vec, T, 10, torch.device("cpu"))
+    first = module.evaluate(agent, vec, T, 9, torch.device("cpu"))
     assert first["eval/episodic_return"] == pytest.approx(-1)
     assert first["eval/episodic_length"] == T == 8
     assert first["eval/return_first_quarter"] == pytest.approx(-2 / 7)
     assert first["eval/return_last_quarter"] == pytest.approx(-1 / 7), "of two steps, the horizon's own is free"
-    again = module.evaluate(agent, vec, T, 10, torch.device("cpu"))
+    again = module.evaluate(agent, vec, T, 9, torch.device("cpu"))
     assert again == first and len(contexts) == 6  # three rounds of four environments
     for a, b in zip(contexts[:3], contexts[3:]):
         np.testing.assert_array_equal(a, b)
@@ -256,16 +259,99 @@ def test_evaluation_is_on_the_same_seeds_and_counts_each_first_episode_once():
     expected = [env.reset(seed=s)[1]["context"][0] for s in seeds]
     assert np.concatenate(contexts[:3]).ravel().tolist() == expected
 
-    # Always right, then up: a return of 1 where the goal is above. Ten episodes, and not the twelve that were run.
+    # Always right, then up: a return of 1 where the goal is above. Nine episodes, and not the twelve that were run.
     def right_then_up(obs, m):
         return torch.eye(4)[torch.where(obs[:, 0] == 0, 1, 0)]
 
     agent.act = right_then_up
-    metrics = module.evaluate(agent, vec, T, 10, torch.device("cpu"))
-    assert metrics["eval/episodic_return"] == pytest.approx(np.mean(np.array(expected[:10]) == 1))
+    metrics = module.evaluate(agent, vec, T, 9, torch.device("cpu"))
+    assert np.mean(np.array(expected[:9]) == 1) != np.mean(np.array(expected) == 1)
+    assert metrics["eval/episodic_return"] == pytest.approx(np.mean(np.array(expected[:9]) == 1))
+
+
+def test_the_state_embedding_is_on_the_sphere():
+    """The first layer of the Q-network sees a state of norm sqrt(D), whatever the scale of the observation."""
+    module = script("ddqn_mate")
+    agent = module.Agent(3, gym.spaces.Discrete(4), 5, make_args(module))
+    seen = []
+    agent.q[0].register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
+    agent.act(torch.tensor([[1e-1, 2.0, 0.0], [100.0, -40.0, 7.0]]), torch.zeros(2, 16))
+    torch.testing.assert_close(seen[0][:, :16].norm(dim=-1), torch.full((2,), 16**0.5), rtol=1e-4, atol=0)
+
+
+def test_actions_that_do_not_start_at_zero():
+    module = script("ddqn_mate")
+    agent = module.Agent(3, gym.spaces.Discrete(3, start=-1), 5, make_args(module))
+    assert agent.to_env(np.eye(3)).tolist() == [-1, 0, 1]
 
 
 # ------------------------------------------------------------------------------------------------------ whole runs
+
+
+def test_what_a_run_hands_to_its_parts(monkeypatch, tmp_path):
+    """Flags that no other test would miss: each is caught where it is used."""
+    module, seen = script("ddqn_mate"), {"epsilon": [], "evaluated": []}
+    update, explore, evaluate = module.update, module.Agent.explore, module.evaluate
+
+    def recording_update(agent, target, optimizer, batch, args):
+        if "batch" not in seen:
+            seen.update(batch=len(batch["obs"]), lr=optimizer.param_groups[0]["lr"], agent=agent)
+            seen["copied"] = all(map(torch.equal, agent.parameters(), target.parameters()))
+        return update(agent, target, optimizer, batch, args)
+
+    def recording_explore(agent, obs, m, epsilon):
+        seen["epsilon"].append(epsilon)
+        return explore(agent, obs, m, epsilon)
+
+    def recording_evaluate(agent, *rest):
+        seen["evaluated"].append(agent)
+        return evaluate(agent, *rest)
+
+    class Buffer(module.ReplayBuffer):
+        def __init__(self, capacity, *rest):
+            seen["capacity"] = capacity
+            super().__init__(capacity, *rest)
+
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("update", recording_update), ("evaluate", recording_evaluate), ("ReplayBuffer", Buffer)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(module.Agent, "explore", recording_explore)
+    args = module.Args(env_id="envs:tmaze-passive", corridor_length=4, total_episodes=60, num_envs=3, batch_size=5,
+                       buffer_size=17, learning_rate=0.0123, memory_dim=8, hidden_dim=8, learning_starts=6,
+                       end_epsilon=0.3, exploration_fraction=0.5, torch_deterministic=False)  # fmt: skip
+    module.train(args)
+    assert (seen["batch"], seen["lr"], seen["capacity"], seen["copied"]) == (5, 0.0123, 17, True)
+    assert seen["evaluated"] == [seen["agent"]] * 2
+    assert seen["epsilon"][0] == 1.0 and seen["epsilon"][-1] == pytest.approx(0.3)
+    assert sorted(seen["epsilon"], reverse=True) == seen["epsilon"] and 0.6 < np.mean(seen["epsilon"][:30]) < 0.95
+    assert torch.backends.cudnn.deterministic is False
+
+
+@pytest.mark.parametrize("name", ["num_envs", "total_episodes", "batch_size", "buffer_size", "learning_rate", "tau",
+                                  "max_grad_norm", "memory_dim", "hidden_dim", "eval_interval", "eval_episodes",
+                                  "corridor_length", "max_episode_steps"])  # fmt: skip
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+def test_a_number_that_makes_no_sense_is_refused(name, value):
+    with pytest.raises(SystemExit, match=f"^--{name.replace('_', '-')} .* makes no sense$"):
+        script("ddqn_mate").Args(**{name: value})
+
+
+def test_numbers_at_their_limits():
+    module = script("ddqn_mate")
+    module.Args(
+        seed=0, learning_starts=0, updates_per_episode=0.0, gamma=1.0, end_epsilon=0.0, exploration_fraction=0.0
+    )
+    assert module.epsilon_at(1, 5, module.Args(exploration_fraction=0.0)) == pytest.approx(1 / 5)
+    for bad in ({"gamma": 1.1}, {"tau": 2.0}, {"start_epsilon": 1.5}, {"end_epsilon": -0.1}, {"seed": -1}):
+        with pytest.raises(SystemExit):
+            module.Args(**bad)
+
+
+def test_a_run_that_diverges_stops_and_says_so(run):
+    flags = ["--total-episodes", 300, "--learning-rate", 1e30, "--max-grad-norm", 1e30, *SMALL]
+    done, [folder] = run("ddqn_mate", *flags, code=1)
+    assert "not finite at step" in done.stderr and "update 100" in done.stderr
+    assert not (folder / "model.pt").exists() and not (folder / "results.json").exists()
 
 
 @pytest.mark.parametrize("name", DDQN)
@@ -279,7 +365,7 @@ def test_a_run_learns_and_writes_what_it_should(name, run):
     assert saved["args"]["total_episodes"] == 230 and saved["args"]["gamma"] == 0.99
     args = module.Args(**saved["args"])
     torch.manual_seed(args.seed)
-    agent = module.Agent(3, 4, 5, args)
+    agent = module.Agent(3, gym.spaces.Discrete(4), 5, args)
     for key, value in agent.state_dict().items():
         assert not torch.equal(value, saved["agent"][key]), f"{key} did not change"
     agent.load_state_dict(saved["agent"])

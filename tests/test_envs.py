@@ -138,7 +138,9 @@ def test_a_context_outside_its_range_is_refused(name, bad):
 
 def test_an_unknown_id_is_answered_with_ours():
     for unknown in ("ant-direction", "Nope-v0", "no such thing"):
-        with pytest.raises(ValueError, match="unknown environment.*ant-dir.*tmaze-passive|tmaze-passive.*ant-dir") as error:
+        with pytest.raises(
+            ValueError, match="unknown environment.*ant-dir.*tmaze-passive|tmaze-passive.*ant-dir"
+        ) as error:
             envs.make_vec(unknown, 2)
         assert "\n" not in str(error.value)
 
@@ -363,7 +365,10 @@ def test_tmaze_passive_rewards_and_observations_by_hand():
 @pytest.mark.parametrize("name", TMAZES)
 @pytest.mark.parametrize("length", [1, 0, -3, 2.5, 3.0, np.nan, "5"])
 def test_tmaze_refuses_a_short_corridor_in_one_line(name, length):
-    for make in (lambda: gym.make(name, corridor_length=length), lambda: envs.make_vec(name, 2, corridor_length=length)):
+    for make in (
+        lambda: gym.make(name, corridor_length=length),
+        lambda: envs.make_vec(name, 2, corridor_length=length),
+    ):
         with pytest.raises(ValueError, match="corridor length must be a whole number, 2 or more") as error:
             make()
         assert "\n" not in str(error.value)
@@ -508,7 +513,9 @@ def test_parameters_after_200_resets_are_nominal_times_multiplier(name, size):
     parent = gym.make({"walker-param": "Walker2d-v5", "hopper-param": "Hopper-v5"}[name]).unwrapped.model
     nominal = np.concatenate([getattr(parent, n).ravel() for n in names])
     assert nominal.size == size
-    fixed = {n: getattr(parent, n).copy() for n in ("geom_size", "body_pos", "jnt_range", "actuator_gear", "dof_armature")}
+    fixed = {
+        n: getattr(parent, n).copy() for n in ("geom_size", "body_pos", "jnt_range", "actuator_gear", "dof_armature")
+    }
     draws = []
     for n in range(200):
         _, info = env.reset(seed=n)

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
-from conftest import SCRIPTS, script
+from conftest import script
 
 X, D, T = 7, 16, 12
+MEMORIES = ["ddqn_mate", "ddqn_lstm", "ddqn_gpt2"]  # equal to the SAC scripts' by test_sections.py
+ALL = MEMORIES + ["sac_markov"]
 
 
 def make(name):
@@ -12,7 +14,7 @@ def make(name):
     return script(name).Memory(X, D, T).double()  # double, so that "equal" can mean equal
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL)
 @torch.no_grad()
 def test_forward_equals_unrolled_steps_with_episodes_ending_at_different_times(name):
     """Four environments run through episodes of different lengths, each reset on its own, for 60 steps."""
@@ -36,7 +38,7 @@ def test_forward_equals_unrolled_steps_with_episodes_ending_at_different_times(n
         state = memory.reset(state, ended)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL)
 @torch.no_grad()
 def test_later_transitions_never_change_earlier_memories(name):
     memory, x = make(name), torch.randn(3, T, X).double()
@@ -51,7 +53,7 @@ def test_later_transitions_never_change_earlier_memories(name):
             assert (before[:, t + 1 :] - after[:, t + 1 :]).abs().amax(-1).min() > 1e-6, "and they do change later ones"
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", MEMORIES)
 def test_every_parameter_is_trained(name):
     memory = make(name)
     memory(torch.randn(3, T, X).double()).pow(3).sum().backward()

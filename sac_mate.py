@@ -1,0 +1,482 @@
+"""SAC with MATE: the memory is the sum of an embedding of every transition of the episode so far.
+
+    python sac_mate.py --env-id ant-dir  # or cheetah-vel, walker-param, hopper-param, ml10: as in the paper, hours
+    python sac_mate.py --env-id point-robot --memory-dim 64 --hidden-dim 128  # a first look
+    tensorboard --logdir runs
+
+Time. At t the agent sees s_t, recalls m_t, takes a_t and receives r_t and s_{t+1}. An episode of T steps is
+
+    s_0 a_0 r_0  s_1 a_1 r_1  ...  s_T        T + 1 observations, T actions and rewards
+    x_1 ... x_T                               its transitions, x_t = (s_{t-1}, a_{t-1}, r_{t-1}, s_t)
+    m_0 ... m_T                               its memories: m_t of x_1 ... x_t, so m_0 of nothing at all
+
+Batches are whole episodes, padded to the longest, so memory always starts empty: no stale states, no burn-in.
+Padding is masked in every loss. One encoder (psi: the memory and the state embedding) feeds the actor (phi) and the
+twin critics (theta); with --freeze-critic it learns from the TD loss alone: the actor's loss sees psi and theta fixed.
+
+Shapes. B episodes in a batch, N environments, T steps, O observation, A action, D memory, H hidden,
+X = O + A + 1 + O transition. Actions are in [-1, 1], the environment's box is scaled to that. Equation numbers are the
+paper's.
+"""
+
+# -------------------------------------------------------------------------------------------------------------- imports
+import copy
+import json
+import math
+import os
+import random
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import tyro
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+import envs
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+class Memory(nn.Module):
+    """MATE: m_t = sum_i E(x_i), Eq. (6), handed out on the sphere of radius sqrt(D), Eq. (11)."""
+
+    def __init__(self, x_dim: int, dim: int, max_steps: int):  # max_steps is for GPT-2, MATE has no use for it
+        super().__init__()
+        self.dim = dim
+        # The transition encoder E: an embedding and one feed-forward block of GPT-2.
+        self.embed = nn.Linear(x_dim, dim)
+        self.feed_forward = nn.Sequential(
+            nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)
+        )
+        # Without the offset, the histories {{x}} and {{x, x}} would be the same point of the sphere. Random and not
+        # zero, because m_0 + Psi = Psi needs a direction.
+        self.Psi = nn.Parameter(torch.randn(dim))
+
+    def encode(self, x):
+        e = self.embed(x)
+        return e + self.feed_forward(e)
+
+    def project(self, m):
+        return F.rms_norm(m, (self.dim,))  # Eq. (11) times sqrt(D): m / ||m|| * sqrt(D) is RMSNorm without a gain
+
+    def forward(self, x):  # (B, T, X) -> (B, T+1, D): m_0 ... m_T, all at once
+        e = self.encode(x)  # (B, T, D)
+        start = self.Psi.expand(len(x), 1, self.dim)
+        return self.project(torch.cat([start, e], dim=1).cumsum(dim=1))  # Eq. (6), the sum begun at Psi
+
+    # One step at a time, for N environments. The state is the running sum, Psi included: (N, D).
+    def initial_state(self, n):
+        return self.Psi.expand(n, self.dim)
+
+    def step(self, x, state):  # m_{t+1} = m_t + E(x_{t+1}): the same cost at every t
+        return state + self.encode(x)
+
+    def read(self, state):
+        return self.project(state)  # m_t (N, D)
+
+    def reset(self, state, ended):  # ended (N,), on the CPU
+        return torch.where(ended[:, None].to(state.device), self.Psi, state)
+
+
+# ----------------------------------------------------------------------------------------------------------------- args
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of this experiment, part of the run's folder
+    seed: int = 1  # seed of the networks, the exploration and the training environments; evaluation has its own
+    torch_deterministic: bool = True  # if off, cuDNN may choose faster kernels that do not repeat to the bit
+    cuda: bool = True  # use the GPU if there is one
+    track: bool = False  # also log to Weights and Biases
+    wandb_project_name: str = "mate"  # project in Weights and Biases
+    wandb_entity: str | None = None  # team in Weights and Biases
+    capture_video: bool = False  # record an episode at every evaluation, into the run's folder
+    save_model: bool = True  # save the final networks into the run's folder
+
+    env_id: str = "ant-dir"  # or any Gymnasium id with a bounded Box of actions and a flat observation
+    max_episode_steps: int | None = None  # T, for an environment that is registered without one or to be cut shorter
+    num_envs: int = 16  # environments that are stepped together and acted for in one batch (the paper does not say)
+    async_envs: bool = False  # step each environment in a process of its own
+    total_timesteps: int = 1_000_000  # length of the run, in steps over all environments (the paper does not say)
+    learning_starts: int = 10_000  # steps with random actions before the first update
+    updates_per_step: float = 0.02  # gradient updates per step (the paper does not say; four per 200-step episode)
+    batch_size: int = 64  # episodes in a batch (paper: 64)
+    buffer_size: int = 10_000  # episodes in the replay buffer (paper: 10,000)
+    learning_rate: float = 1e-4  # of Adam, for all networks (paper: 1e-4)
+    gamma: float = 0.99  # discount factor (paper: 0.99)
+    tau: float = 0.001  # how far the target critics move in an update (paper: 0.001)
+    memory_dim: int = 256  # D, the size of the memory and of the state embedding (paper: 256)
+    hidden_dim: int = 512  # H, the width of the two hidden layers of actor and critics (paper: 512)
+    freeze_critic: bool = True  # the actor's loss trains the actor alone, Eq. (28); off: Eq. (27) (paper: on)
+    autotune: bool = True  # tune the entropy coefficient to a target entropy of -A
+    alpha: float = 0.2  # the entropy coefficient, or where it starts when it is tuned (the paper does not say)
+    eval_interval: int = 20_000  # steps between evaluations
+    eval_episodes: int = 20  # episodes of an evaluation, the same seeds each time
+
+    def __post_init__(self):  # a number that makes no sense is refused before anything is started
+        may_be_zero, at_most_one = {"seed", "learning_starts", "updates_per_step", "gamma"}, {"gamma", "tau"}
+        for name, value in vars(self).items():
+            if type(value) in (int, float) and not (
+                0 <= value <= (1 if name in at_most_one else sys.maxsize) and (value or name in may_be_zero)
+            ):
+                sys.exit(f"--{name.replace('_', '-')} {value} makes no sense")
+
+
+# -------------------------------------------------------------------------------------------------------- replay buffer
+def transition(obs, action, reward, next_obs):
+    """x_t = (s_{t-1}, a_{t-1}, r_{t-1}, s_t), of one step (N, X) or of a batch of episodes (B, T, X)."""
+    return torch.cat([obs, action, reward[..., None], next_obs], dim=-1)
+
+
+class ReplayBuffer:
+    """Whole episodes. Those under way are gathered aside, and moved to the buffer when they end."""
+
+    def __init__(self, capacity, num_envs, max_steps, obs_dim, action_dim):
+        def storage(n):  # NumPy takes memory only as it is written to, so a large empty buffer costs nothing
+            T = max_steps
+            shapes = {"obs": (T + 1, obs_dim), "action": (T, action_dim), "reward": (T,), "terminated": (T,)}
+            return {name: np.zeros((n, *shape), dtype=np.float32) for name, shape in shapes.items()}
+
+        self.capacity, self.num_envs = capacity, num_envs
+        self.episodes, self.length = storage(capacity), np.zeros(capacity, dtype=np.int64)
+        self.current, self.t = storage(num_envs), np.zeros(num_envs, dtype=np.int64)
+        self.count = 0  # episodes ever stored; the oldest are overwritten
+
+    def add(self, obs, action, reward, next_obs, terminated, truncated):
+        """One step of every environment. Returns (return, length) of each episode that ended with it."""
+        now = np.arange(self.num_envs), self.t
+        self.current["obs"][now] = obs
+        self.current["obs"][now[0], self.t + 1] = next_obs  # the last observation of an episode is needed too
+        self.current["action"][now] = action
+        self.current["reward"][now] = reward
+        self.current["terminated"][now] = terminated  # not where truncated: such an end bootstraps
+        self.t += 1
+        finished = []
+        for i in np.flatnonzero(terminated | truncated):
+            slot, t = self.count % self.capacity, self.t[i]
+            for name, array in self.episodes.items():
+                array[slot, : t + 1] = self.current[name][i, : t + 1]  # one more than T only where there is one more
+            finished.append((float(self.episodes["reward"][slot, :t].sum()), int(t)))
+            self.length[slot], self.t[i] = t, 0
+            self.count += 1
+        return finished
+
+    def sample(self, batch_size, device):
+        """obs (B, T+1, O), action (B, T, A), reward, terminated and mask (B, T), T being the longest length drawn."""
+        rows = torch.randint(min(self.count, self.capacity), (batch_size,)).numpy()
+        T = self.length[rows].max()
+        batch = {name: array[rows, : T + (name == "obs")] for name, array in self.episodes.items()}
+        # What lies behind an episode's end is left over from older ones. It is never learned from, nor can it reach
+        # back: m_t is made of x_1 ... x_t only.
+        batch["mask"] = (np.arange(T) < self.length[rows, None]).astype(np.float32)
+        return {name: torch.from_numpy(array).to(device) for name, array in batch.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------------- agent
+def mlp(input_dim, hidden_dim, output_dim):
+    return nn.Sequential(
+        nn.Linear(input_dim, hidden_dim), nn.ReLU(),
+        nn.Linear(hidden_dim, hidden_dim), nn.ReLU(),
+        nn.Linear(hidden_dim, output_dim),
+    )  # fmt: skip
+
+
+class Critics(nn.Module):
+    """Twin Q(s_t, m_t, a_t)."""
+
+    def __init__(self, feature_dim, action_dim, hidden_dim):
+        super().__init__()
+        self.q1, self.q2 = (mlp(feature_dim + action_dim, hidden_dim, 1) for _ in range(2))
+
+    def forward(self, h, action):  # (B, T, F), (B, T, A) -> (B, T) twice
+        inputs = torch.cat([h, action], dim=-1)
+        return self.q1(inputs).squeeze(-1), self.q2(inputs).squeeze(-1)
+
+
+class Agent(nn.Module):
+    """The policy pi(a_t | s_t, m_t) and the critics, Eq. (3), on one shared encoder."""
+
+    def __init__(self, obs_dim: int, action_space: gym.spaces.Box, max_steps: int, args: Args):
+        super().__init__()
+        self.action_dim = action_dim = action_space.shape[0]
+        # psi, the encoder: the memory and the state embedding
+        self.memory = Memory(obs_dim + action_dim + 1 + obs_dim, args.memory_dim, max_steps)
+        self.embed_state = nn.Linear(obs_dim, args.memory_dim)
+        feature_dim = args.memory_dim + self.memory.dim
+        self.actor = mlp(feature_dim, args.hidden_dim, 2 * action_dim)  # phi
+        self.critics = Critics(feature_dim, action_dim, args.hidden_dim)  # theta
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)), requires_grad=args.autotune)
+        self.target_entropy = -action_dim
+        self.low, self.high = action_space.low, action_space.high
+
+    def features(self, obs, m):  # (..., O), (..., D) -> h (..., F), of one step or of all steps of a batch
+        z = self.embed_state(obs)
+        z = F.rms_norm(z, z.shape[-1:])  # on the sphere of radius sqrt(D) too, in all models (paper, Appendix B.2)
+        return torch.cat([z, m], dim=-1)
+
+    def sample(self, h):  # (..., F) -> action (..., A) and its log-probability (...)
+        """a = tanh(u), u ~ N(mean, std), differentiable in both."""
+        mean, log_std = self.actor(h).chunk(2, dim=-1)
+        log_std = -5 + 3.5 * (log_std.tanh() + 1)  # between -5 and 2
+        noise = torch.randn_like(mean)
+        u = mean + log_std.exp() * noise
+        log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+        # The density of tanh(u) is that of u over 1 - tanh(u)^2, whose logarithm in this form is never -inf.
+        log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))
+        return u.tanh(), (log_normal - log_slope).sum(dim=-1)
+
+    @torch.no_grad()
+    def act(self, obs, m):  # the deterministic policy (N, A)
+        return self.actor(self.features(obs, m)).chunk(2, dim=-1)[0].tanh()
+
+    @torch.no_grad()
+    def explore(self, obs, m):
+        return self.sample(self.features(obs, m))[0]
+
+    def to_env(self, action):  # as the environments take it: from [-1, 1] to the box
+        return self.low + 0.5 * (action + 1) * (self.high - self.low)
+
+
+# -------------------------------------------------------------------------------------------------------------- rollout
+class Rollout:
+    """N environments stepped together, and the agent's memory of the episode under way in each.
+
+    The memory is carried along, so updates in mid-episode leave it made by older parameters in part. Only acting sees
+    that: an update makes the memories of its episodes anew.
+    """
+
+    def __init__(self, vec, agent, device):
+        self.vec, self.agent, self.device = vec, agent, device
+
+    def tensor(self, array):
+        return torch.as_tensor(array, dtype=torch.float32, device=self.device)
+
+    @torch.no_grad()
+    def reset(self, seed):
+        self.obs, infos = self.vec.reset(seed=seed)  # s_0 (N, O)
+        self.state = self.agent.memory.initial_state(self.vec.num_envs)  # the memory of nothing
+        return infos
+
+    @torch.no_grad()
+    def view(self):
+        """s_t (N, O) and m_t (N, D): all that an action may depend on."""
+        return self.tensor(self.obs), self.agent.memory.read(self.state)
+
+    @torch.no_grad()
+    def step(self, action):  # a_t (N, A)
+        """One step of every environment: all about it in arrays, and the environments' infos."""
+        action_array = action.cpu().numpy()
+        obs, reward, terminated, truncated, infos = self.vec.step(self.agent.to_env(action_array))
+        # Where an episode ended, obs is already the next one's s_0, and its own last observation is in the infos.
+        ended, next_obs = terminated | truncated, obs
+        if ended.any():
+            next_obs = obs.copy()
+            next_obs[ended] = np.stack(infos["final_obs"][ended])
+        x = transition(self.tensor(self.obs), action, self.tensor(reward), self.tensor(next_obs))  # x_{t+1} (N, X)
+        state = self.agent.memory.step(x, self.state)
+        self.state = self.agent.memory.reset(state, torch.from_numpy(ended))
+        step = (self.obs, action_array, reward, next_obs, terminated, truncated)
+        self.obs = obs
+        return step, infos
+
+
+# --------------------------------------------------------------------------------------------------------------- update
+def update(agent, target, optimizer, batch, args):
+    """One gradient step of SAC on a batch of episodes. Metrics stay on the device until they are logged."""
+    obs, action, mask = batch["obs"], batch["action"], batch["mask"]
+
+    def average(values):  # over valid steps, not over padding: a step weighs the same in a short episode and a long one
+        return (mask * values).sum() / mask.sum()
+
+    x = transition(obs[:, :-1], action, batch["reward"], obs[:, 1:])  # x_1 ... x_T (B, T, X)
+    h = agent.features(obs, agent.memory(x))  # (B, T+1, F): the one pass of the encoder
+    # What the actor's loss sees of the encoder and of the critics. Eq. (28): both fixed. Eq. (27): neither.
+    actor_h, theta = h, dict(agent.critics.named_parameters())
+    if args.freeze_critic:
+        actor_h, theta = h.detach(), {name: parameter.detach() for name, parameter in theta.items()}
+    # The one pass of the actor: at t for its own loss, at t + 1 for the TD target.
+    new_action, log_prob = agent.sample(actor_h)  # (B, T+1, A), (B, T+1)
+    alpha = agent.log_alpha.exp().detach()
+
+    # CRITICS AND ENCODER
+    with torch.no_grad():
+        next_q = torch.minimum(*target(h[:, 1:], new_action[:, 1:]))  # target heads on the online memory
+        y = batch["reward"] + args.gamma * (1 - batch["terminated"]) * (next_q - alpha * log_prob[:, 1:])  # (B, T)
+    q1, q2 = agent.critics(h[:, :-1], action)
+    qf1_loss, qf2_loss = average((q1 - y).square()), average((q2 - y).square())
+
+    # ACTOR
+    q = torch.minimum(*torch.func.functional_call(agent.critics, theta, (actor_h[:, :-1], new_action[:, :-1])))
+    actor_loss = average(alpha * log_prob[:, :-1] - q)  # Eq. (27) or (28)
+
+    # ENTROPY: alpha rises while the policy is less random than it should be. The loss is linear in log alpha, not in
+    # alpha, so that it falls as fast when it is small.
+    entropy = -average(log_prob[:, :-1].detach())
+    alpha_loss = agent.log_alpha * (entropy - agent.target_entropy)
+
+    optimizer.zero_grad()
+    (qf1_loss + qf2_loss + actor_loss + alpha_loss).backward()  # under Eq. (28) no parameter is in two of them
+    optimizer.step()
+    with torch.no_grad():  # target += tau (online - target), all parameters in one call
+        torch._foreach_lerp_(list(target.parameters()), list(agent.critics.parameters()), args.tau)
+    metrics = {"qf1_loss": qf1_loss, "qf2_loss": qf2_loss, "actor_loss": actor_loss, "alpha_loss": alpha_loss}
+    metrics |= {"alpha": alpha, "entropy": entropy, "qf1_values": average(q1)}
+    return {f"losses/{name}": value.detach() for name, value in metrics.items()}
+
+
+# ------------------------------------------------------------------------------------------------------------- evaluate
+EVAL_SEED = 1_000_000  # the same contexts for every run, whatever its seed, and not those it trains on
+
+
+def evaluate(agent, vec, max_steps, episodes, device):
+    """What the deterministic policy gets, averaged over episodes on fixed seeds, that is on fixed contexts."""
+    rollout, n, rounds = Rollout(vec, agent, device), vec.num_envs, []
+    for first in range(EVAL_SEED, EVAL_SEED + episodes, n):
+        infos = rollout.reset(seed=list(range(first, first + n)))
+        tasks = infos.get("task", np.full(n, None))
+        rewards, lengths, success = np.zeros((n, max_steps)), np.zeros(n, dtype=int), np.zeros(n)
+        running = np.ones(n, dtype=bool)  # still in its first episode, the only one that counts
+        while running.any():
+            (_, _, reward, _, terminated, truncated), infos = rollout.step(agent.act(*rollout.view()))
+            rewards[running, lengths[running]] = reward[running]
+            for info in (infos, infos.get("final_info", {})):  # an episode's last step is told of in final_info
+                success = np.maximum(success, running * info.get("success", 0.0))  # Meta-World: at any step
+            lengths += running
+            running &= ~(terminated | truncated)
+        rounds.append((rewards, lengths, success, tasks))
+    rewards, lengths, success, tasks = (np.concatenate(arrays)[:episodes] for arrays in zip(*rounds))
+
+    # Adaptation within the episode is what memory is for: what is the last quarter of its steps worth, and the first?
+    t, length = np.arange(max_steps), lengths[:, None]
+    quarter = np.ceil(length / 4)
+    metrics = {
+        "eval/episodic_return": rewards.sum(axis=1).mean(),
+        "eval/episodic_length": lengths.mean(),
+        "eval/return_first_quarter": (rewards * (t < quarter)).sum(axis=1).mean(),
+        "eval/return_last_quarter": (rewards * (t >= length - quarter)).sum(axis=1).mean(),  # zero after the end
+    }
+    if "success" in infos:
+        metrics["eval/success_rate"] = success.mean()
+        metrics |= {f"eval/success_rate/{task}": success[tasks == task].mean() for task in set(tasks) - {None}}
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def record_video(agent, folder, device, env_id, **options):
+    vec, max_steps = envs.make_vec(env_id, 1, video_folder=str(folder), **options)
+    evaluate(agent, vec, max_steps, 1, device)
+    vec.close()
+
+
+# ----------------------------------------------------------------------------------------------------------- checkpoint
+def save(content, path):
+    """Written beside and renamed: at any moment there is a whole file of this name, or none."""
+    torch.save(content, f"{path}.tmp")
+    os.replace(f"{path}.tmp", path)
+
+
+# ---------------------------------------------------------------------------------------------------------------- train
+def train(args):
+    # ENVIRONMENTS
+    options = {} if args.max_episode_steps is None else {"max_episode_steps": args.max_episode_steps}
+    eval_envs = math.ceil(args.eval_episodes / math.ceil(args.eval_episodes / args.num_envs))  # rounds of equal size
+    try:
+        vec, max_steps = envs.make_vec(args.env_id, args.num_envs, args.async_envs, actions=gym.spaces.Box, **options)
+        eval_vec, _ = envs.make_vec(args.env_id, eval_envs, args.async_envs, **options)
+    except (ValueError, gym.error.Error) as error:
+        sys.exit(str(error))
+    obs_dim, action_space = vec.single_observation_space.shape[0], vec.single_action_space
+
+    # SEEDS AND NETWORKS
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    agent = Agent(obs_dim, action_space, max_steps, args).to(device)
+    target = copy.deepcopy(agent.critics).requires_grad_(False)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
+    buffer = ReplayBuffer(args.buffer_size, args.num_envs, max_steps, obs_dim, agent.action_dim)
+
+    # RUN FOLDER
+    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = Path("runs", run_name)
+    if args.track:
+        import wandb
+
+        wandb.init(project=args.wandb_project_name, entity=args.wandb_entity, name=run_name, sync_tensorboard=True)
+        wandb.config.update(asdict(args))
+    writer = SummaryWriter(run_dir)
+    rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
+    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
+    (run_dir / "args.json").write_text(json.dumps(asdict(args), indent=1))
+
+    global_step = updates = next_eval = 0
+    best_return = last_return = -math.inf
+    start_time = time.time()
+    rollout = Rollout(vec, agent, device)
+    rollout.reset(seed=args.seed)
+    progress = tqdm(total=args.total_timesteps, unit="step", dynamic_ncols=True, disable=None)  # terminals only
+    try:
+        while global_step < args.total_timesteps:
+            # ACT, one step in every environment
+            if global_step < args.learning_starts:
+                action = torch.rand(args.num_envs, agent.action_dim, device=device) * 2 - 1
+            else:
+                action = agent.explore(*rollout.view())
+            step, _ = rollout.step(action)
+            global_step += args.num_envs
+            progress.update(args.num_envs)
+            for episodic_return, episodic_length in buffer.add(*step):
+                writer.add_scalar("charts/episodic_return", episodic_return, global_step)
+                writer.add_scalar("charts/episodic_length", episodic_length, global_step)
+
+            # LEARN, as many updates as the steps so far allow: episodes that end early do not slow it down
+            while buffer.count and updates < (global_step - args.learning_starts) * args.updates_per_step:
+                metrics = update(agent, target, optimizer, buffer.sample(args.batch_size, device), args)
+                updates += 1
+                if updates % 100 == 0:
+                    scalars = {name: value.item() for name, value in metrics.items()}
+                    if not all(map(math.isfinite, scalars.values())):
+                        sys.exit(f"not finite at step {global_step}, update {updates}: {scalars}")
+                    sps = int(global_step / (time.time() - start_time))
+                    scalars |= {"charts/updates": updates, "charts/SPS": sps}
+                    for name, value in scalars.items():
+                        writer.add_scalar(name, value, global_step)
+                    loss = scalars["losses/qf1_loss"]
+                    progress.set_postfix_str(f"return {last_return:.3f}, loss {loss:.2g}, {sps} steps/s")
+
+            # EVALUATE, at the start, at intervals and at the end
+            if global_step >= min(next_eval, args.total_timesteps):
+                next_eval = (global_step // args.eval_interval + 1) * args.eval_interval
+                eval_metrics = evaluate(agent, eval_vec, max_steps, args.eval_episodes, device)
+                for name, value in eval_metrics.items():
+                    writer.add_scalar(name, value, global_step)
+                last_return = eval_metrics["eval/episodic_return"]
+                best_return = max(best_return, last_return)
+                if args.capture_video:
+                    record_video(agent, run_dir / "videos" / f"step-{global_step}", device, args.env_id, **options)
+                progress.write(
+                    f"steps {global_step}  episodes {buffer.count}  updates {updates}  "
+                    f"eval return {last_return:.3f}  {time.time() - start_time:.0f} s"
+                )
+
+        # REPORT
+        if args.save_model:
+            save({"args": asdict(args), "agent": agent.state_dict()}, run_dir / "model.pt")
+        results = {"best_return": best_return, "last_return": last_return, "episodes": buffer.count}
+        results |= {"steps": global_step, "updates": updates, "seconds": time.time() - start_time}
+        (run_dir / "results.json").write_text(json.dumps(results, indent=1))
+        progress.write(f"best average return {best_return:.3f}, last {last_return:.3f}, in {run_dir}")
+    finally:
+        progress.close()
+        writer.close()
+        vec.close()
+        eval_vec.close()
+
+
+if __name__ == "__main__":
+    train(tyro.cli(Args, description=__doc__.splitlines()[0]))

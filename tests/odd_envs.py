@@ -1,0 +1,35 @@
+"""Small environments that the tests name as odd_envs:id."""
+
+import gymnasium as gym
+import numpy as np
+
+
+class Successful(gym.Env):
+    """Succeeds at the fourth of its steps only, and only where the seed is even; ends early where it is odd."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (2,))
+
+    def info(self):
+        return {"success": float(self.t == 4 and self.even), "task": "even" if self.even else "odd"}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.even = 0, seed is None or seed % 2 == 0  # what follows the first episode always succeeds
+        return np.zeros(3, dtype=np.float32), self.info()
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(3, dtype=np.float32), 1.0, self.t == 3 and not self.even, False, self.info()
+
+
+class Unbounded(Successful):
+    action_space = gym.spaces.Box(-np.inf, np.inf, (2,))
+
+
+class Image(Successful):
+    observation_space = gym.spaces.Box(0, 255, (8, 8, 3), dtype=np.uint8)
+
+
+gym.register("successful", entry_point=Successful)  # with no limit to its episodes
+gym.register("unbounded", entry_point=Unbounded, max_episode_steps=5)
+gym.register("image", entry_point=Image, max_episode_steps=5)
