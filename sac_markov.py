@@ -104,7 +104,7 @@ class Args:
         may_be_zero, at_most_one = {"seed", "learning_starts", "updates_per_step", "gamma"}, {"gamma", "tau"}
         for name, value in vars(self).items():
             if type(value) in (int, float) and not (
-                0 <= value <= (1 if name in at_most_one else sys.maxsize) and (value or name in may_be_zero)
+                0 <= value <= (1 if name in at_most_one else sys.float_info.max) and (value or name in may_be_zero)
             ):
                 sys.exit(f"--{name.replace('_', '-')} {value} makes no sense")
 
