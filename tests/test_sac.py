@@ -126,42 +126,6 @@ def test_losses_against_a_slow_loop(name, autotune):
     assert not any(value.requires_grad for value in metrics.values())
 
 
-@pytest.mark.parametrize("freeze_critic", [True, False])
-@pytest.mark.parametrize("name", SAC)
-def test_gradients_of_the_actors_loss_parameter_by_parameter(name, freeze_critic):
-    """Eq. (28): the actor's loss has no gradient in theta and psi. Eq. (27): it has, and it adds to the critics'."""
-    parts = make_update(name, freeze_critic=freeze_critic)
-    _, agent, target, _, args = parts
-    batch, noise = make_batch(), torch.randn(4, T + 1, A).double()
-    mask = batch["mask"].bool()
-
-    # The two losses in a graph of their own, nothing detached but the TD target.
-    x = torch.cat([batch["obs"][:, :-1], batch["action"], batch["reward"][..., None], batch["obs"][:, 1:]], dim=-1)
-    h = agent.features(batch["obs"], agent.memory(x))
-    mean, raw = agent.actor(h).chunk(2, dim=-1)
-    base = Normal(mean, (-5 + 3.5 * (raw.tanh() + 1)).exp())
-    u = base.mean + base.stddev * noise
-    action, log_prob = u.tanh(), (base.log_prob(u) - torch.log(1 - u.tanh() ** 2)).sum(-1)
-    next_q = torch.minimum(*target(h[:, 1:], action[:, 1:])) - 0.2 * log_prob[:, 1:]  # alpha is 0.2 at first
-    y = (batch["reward"] + args.gamma * (1 - batch["terminated"]) * next_q).detach()
-    critic_loss = sum((q - y)[mask].square().mean() for q in agent.critics(h[:, :-1], batch["action"]))
-    q = torch.minimum(*agent.critics(h[:, :-1], action[:, :-1]))
-    actor_loss = (0.2 * log_prob[:, :-1] - q)[mask].mean()
-    names, parameters = zip(*((n, p) for n, p in agent.named_parameters() if n != "log_alpha"))
-    from_critic = torch.autograd.grad(critic_loss, parameters, retain_graph=True, allow_unused=True)
-    from_actor = torch.autograd.grad(actor_loss, parameters, allow_unused=True)
-
-    update_with_noise(parts, batch, noise)
-    for n, parameter, critic, actor in zip(names, parameters, from_critic, from_actor):
-        assert actor is not None and actor.abs().max() > 0, f"without the freeze the actor's loss reaches {n}"
-        if n.startswith("actor."):
-            expected = actor
-            assert critic is None, "the TD loss never trains the actor"
-        else:
-            expected = critic if freeze_critic else critic + actor
-        torch.testing.assert_close(parameter.grad, expected, msg=lambda m: f"{n}: {m}")
-
-
 @pytest.mark.parametrize("name", SAC)
 def test_padding_changes_neither_loss_nor_gradient(name):
     short, long = make_batch(), make_batch([11] * 4, 11, seed=9)

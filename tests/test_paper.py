@@ -1,0 +1,356 @@
+"""The paper's claims, in the paper's order, on the memories and updates that the scripts train with."""
+
+import copy
+import math
+from itertools import product
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import results_of, script
+from test_sac import A, T, make_batch, make_update, update_with_noise
+from torch.distributions import Normal
+from torch.utils.flop_counter import FlopCounterMode
+
+import envs  # noqa: F401
+
+MEMORIES = {"MATE": "ddqn_mate", "LSTM": "ddqn_lstm", "GPT-2": "ddqn_gpt2"}
+
+
+def make_memory(name="MATE", x_dim=5, dim=16, max_steps=200, encode=None, Psi=None):
+    """A memory of the scripts in double precision; for MATE, another encoder or offset where a claim is about one."""
+    torch.manual_seed(0)
+    memory = script(MEMORIES[name]).Memory(x_dim, dim, max_steps).double()
+    if encode is not None:
+        memory.encode = encode
+    if Psi is not None:
+        memory.Psi.data = torch.as_tensor(Psi).double()
+    return memory
+
+
+@torch.no_grad()
+def accumulate(memory, xs):
+    """The state of MATE's memory after these transitions: Psi + sum_i E(x_i)."""
+    state = memory.initial_state(1)
+    for x in xs:
+        state = memory.step(x[None], state)
+    return state[0]
+
+
+# ------------------------------------------------------------------- Section 2.1: solving a contextual MDP needs memory
+
+
+def bayes_adaptive_value(mazes):
+    """The value of the best history-dependent policy, by looking ahead through all that can happen.
+
+    `mazes` are copies of one environment, one for each context that the history so far leaves possible, each with its
+    prior probability. Contexts that answer an action alike stay together, and those that differ have told themselves
+    apart: this is the MDP over (s_t, p(c | x_{1:t})) of Eq. (2).
+    """
+    best = -math.inf
+    for action in range(4):
+        outcomes = {}
+        for maze, probability in mazes:
+            maze = copy.deepcopy(maze)
+            observation, reward, terminated, _, _ = maze.step(action)
+            key = (*observation.tolist(), reward, terminated)
+            outcomes.setdefault(key, []).append((maze, probability))
+        value = 0.0
+        for (*_, reward, terminated), group in outcomes.items():
+            value += reward * sum(p for _, p in group) + (0.0 if terminated else bayes_adaptive_value(group))
+        best = max(best, value)
+    return best
+
+
+def start_of(maze, goal, seed):
+    maze = copy.deepcopy(maze)
+    observation, _ = maze.reset(seed=seed, options={"context": [goal]})
+    return maze, observation
+
+
+def memoryless_value(maze, seeds, cells):
+    """The best of all maps from an observation to an action, by trying every one of them."""
+    best = -math.inf
+    for actions in product(range(4), repeat=len(cells)):
+        table, total = dict(zip(cells, actions)), 0.0
+        for goal, seed in product((1, -1), seeds):
+            run, observation = start_of(maze, goal, seed)
+            terminated = False
+            while not terminated:
+                action = table[tuple(np.round(observation.astype(float), 3))]
+                observation, reward, terminated, _, _ = run.step(action)
+                total += reward / (2 * len(seeds))
+        best = max(best, total)
+    return best
+
+
+def test_section_2_1_the_optimal_value_needs_memory():
+    """T-Maze with a corridor of 2, solved exactly: 1 with memory, 1/2 at best without."""
+    maze = gym.make("tmaze-passive", corridor_length=2).unwrapped
+    value = 0.0
+    for goal in (1, -1):  # in passive the first observation, the oracle's cue, tells the contexts apart at once
+        value += 0.5 * bayes_adaptive_value([(start_of(maze, goal, 0)[0], 1.0)])
+    assert value == 1.0
+    # In active both contexts start alike (the cue that is shown means nothing), and only a visit to the oracle tells.
+    active = gym.make("tmaze-active", corridor_length=2).unwrapped
+    assert bayes_adaptive_value([(start_of(active, goal, seed=0)[0], 0.5) for goal in (1, -1)]) == 1.0
+    cells = [tuple(np.round([(c - 2) / 2**0.5, 0.0, cue], 3)) for c, cue in ((0, 1), (0, -1), (1, 0), (2, 0))]
+    assert memoryless_value(maze, [0], cells) == 0.5
+
+
+def test_section_2_1_a_small_mate_agent_reaches_it(monkeypatch, tmp_path):
+    """Trained by our own Double DQN, within 3 % of the optimum that the best memoryless policy is half of."""
+    module = script("ddqn_mate")
+    monkeypatch.chdir(tmp_path)
+    module.train(module.Args(corridor_length=3, total_episodes=1000, num_envs=8, learning_starts=32, batch_size=32,
+                             learning_rate=3e-3, tau=0.02, max_grad_norm=1.0, memory_dim=32, hidden_dim=32,
+                             eval_interval=250, eval_episodes=20))  # fmt: skip
+    [folder] = (tmp_path / "runs").glob("*")
+    assert results_of(folder)["best_return"] >= 0.97
+
+
+# -------------------------------------------------------------- Section 3.1: the posterior does not depend on the order
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MEMORIES)
+def test_eq_5_permutations_leave_mate_and_the_posterior_unchanged_and_not_the_others(name):
+    x = torch.randn(1, 12, 5, generator=torch.Generator().manual_seed(1)).double()
+    memory = make_memory(name)
+    reference = memory(x)[0, -1]
+    for seed in range(20):
+        order = torch.randperm(12, generator=torch.Generator().manual_seed(seed))
+        distance = (memory(x[:, order])[0, -1] - reference).abs().max()
+        assert distance < 1e-12 if name == "MATE" else distance > 1e-3
+
+
+def test_eq_5_the_exact_posterior_of_a_small_cmdp():
+    """Bayes' rule on a random CMDP of 3 contexts, 4 states, 2 actions and 2 rewards, transition by transition."""
+    rng = np.random.default_rng(0)
+    kernel = rng.dirichlet(np.ones(4 * 2), size=(3, 4, 2)).reshape(3, 4, 2, 4, 2)  # p(s', r | s, a, c)
+    transitions = [tuple(rng.integers([4, 2, 4, 2])) for _ in range(10)]  # any transitions: (s, a, s', r)
+
+    def posterior(transitions):
+        belief = np.ones(3) / 3
+        for s, a, s_next, r in transitions:
+            belief = belief * kernel[:, s, a, s_next, r]
+            belief /= belief.sum()
+        return belief
+
+    reference = posterior(transitions)
+    assert np.abs(reference - 1 / 3).max() > 0.1, "something was learned"
+    for _ in range(20):
+        np.testing.assert_allclose(posterior([transitions[i] for i in rng.permutation(10)]), reference, atol=1e-12)
+
+
+# --------------------------------------------------------- Section 3.2, Appendix A.2: a sum can be the posterior itself
+
+
+def test_appendix_a_2_the_sum_is_the_posterior_of_a_product_of_gaussians():
+    """With E(x) = (mu / sigma^2, 1 / sigma^2), against the product of the densities on a grid."""
+
+    def mu(x):
+        return x[..., 0]
+
+    def variance(x):
+        return 0.5 + x[..., 1] ** 2
+
+    def encode(x):
+        return torch.stack([mu(x) / variance(x), 1 / variance(x)], dim=-1)
+
+    memory = make_memory(x_dim=2, dim=2, encode=encode, Psi=[0.0, 0.0])
+    xs = torch.randn(15, 2, generator=torch.Generator().manual_seed(2)).double()
+    weighted_mean, precision = accumulate(memory, xs)
+    grid = torch.linspace(-8, 8, 200_001, dtype=torch.float64)
+    log_density = sum(-((grid - mu(x)) ** 2) / (2 * variance(x)) for x in xs)
+    density = torch.softmax(log_density, dim=0)
+    mean = (density * grid).sum()
+    torch.testing.assert_close(weighted_mean / precision, mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(1 / precision, (density * (grid - mean) ** 2).sum(), rtol=1e-7, atol=1e-9)
+
+
+# ----------------------------------------------------------- Section 3.3, Proposition 3.1: sums of multisets are unique
+
+
+def distances(memory, pairs):
+    return min((accumulate(memory, a) - accumulate(memory, b)).norm().item() for a, b in pairs)
+
+
+def test_proposition_3_1_distinct_multisets_have_distinct_sums(capsys):
+    """A random one-layer encoder with an analytic activation and the width 2nT + 1 that the proposition asks for."""
+    n, horizon = 2, 4
+    m, g = 2 * n * horizon + 1, torch.Generator().manual_seed(3)
+    weight, bias = torch.randn(m, n, generator=g).double(), torch.randn(m, generator=g).double()
+    memory = make_memory(x_dim=n, dim=m, encode=lambda x: torch.sin(x @ weight.T + bias))
+
+    def draw(count):
+        return torch.rand(count, n, generator=g).double() * 2 - 1
+
+    sizes = torch.randint(0, horizon + 1, (300, 2), generator=g).tolist()
+    random_pairs = [(draw(a), draw(b)) for a, b in sizes if a + b > 0]
+    a, b, d = draw(1), draw(1), 0.1 * draw(1)
+    adversarial = {
+        "same mean": (torch.cat([a - d, a + d]), torch.cat([a, a])),
+        "same mean and size, four of them": (torch.cat([a - d, a + d, b - d, b + d]), torch.cat([a, a, b, b])),
+        "same elements, other multiplicities": (torch.cat([a, a, b]), torch.cat([a, b, b])),
+        "sizes that differ by one": (torch.cat([a, a, a]), torch.cat([a, a, a, a])),
+        "something and nothing": (a, draw(0)),
+        "one element moved a little": (torch.cat([a, b]), torch.cat([a, b + 1e-3])),
+    }
+    smallest = {name: distances(memory, [pair]) for name, pair in adversarial.items()}
+    smallest["random"] = distances(memory, random_pairs)
+    with capsys.disabled():
+        print("\n  smallest distance of two sums: " + ", ".join(f"{k} {v:.1e}" for k, v in smallest.items()))
+    assert min(smallest.values()) > 1e-5
+    same = torch.cat([a, b, d])
+    assert distances(memory, [(same, same.flip(0))]) < 1e-12, "and equal multisets have equal ones"
+
+
+def test_proposition_3_1_too_narrow_an_encoder_collides():
+    """Width 1: between a sum that is too small and one that is too large there is one that is equal."""
+    memory = make_memory(x_dim=1, dim=1, encode=torch.sin)
+    target = torch.tensor([[0.3], [0.9]]).double()
+    low, high = torch.tensor(0.0).double(), torch.tensor(1.5).double()
+    for _ in range(100):  # {{0.5, z}}: bisect for the z that gives the sum of {{0.3, 0.9}}
+        z = (low + high) / 2
+        total = accumulate(memory, torch.stack([torch.tensor([0.5]).double(), z[None]]))
+        low, high = (z, high) if total < accumulate(memory, target) else (low, z)
+    other = torch.stack([torch.tensor([0.5]).double(), z[None]])
+    assert (target.sort(0).values - other.sort(0).values).abs().max() > 0.1
+    assert distances(memory, [(target, other)]) < 1e-12
+
+
+# ------------------------------------------------------------- Section 3.4, Appendix A.4: the memory on the hypersphere
+
+
+@torch.no_grad()
+def test_section_3_4_without_psi_x_and_x_x_collide():
+    x = torch.randn(5, generator=torch.Generator().manual_seed(4)).double()
+    for Psi, collides in ((torch.zeros(16), True), (None, False)):
+        memory = make_memory(Psi=Psi)
+        once, twice = (memory.read(accumulate(memory, [x] * n)[None]) for n in (1, 2))
+        assert ((once - twice).norm() < 1e-6) == collides
+
+
+@torch.no_grad()
+def test_appendix_a_4_the_sum_is_recovered_from_its_projection():
+    """E = (E~, 0) and Psi = (0, 1): dividing by the last coordinate undoes the normalisation."""
+    m0 = 15
+    inner = make_memory(x_dim=5, dim=m0)  # E~ is MATE's own encoder, one dimension narrower
+    Psi = torch.zeros(m0 + 1)
+    Psi[-1] = 1.0
+    memory = make_memory(dim=m0 + 1, encode=lambda x: torch.nn.functional.pad(inner.encode(x), (0, 1)), Psi=Psi)
+    xs = torch.randn(30, 5, generator=torch.Generator().manual_seed(5)).double()
+    for t in (0, 1, 7, 30):
+        projected = memory.read(accumulate(memory, xs[:t])[None])[0]
+        unnormalised = sum((inner.encode(x) for x in xs[:t]), torch.zeros(m0).double())
+        torch.testing.assert_close(projected[:m0] / projected[m0], unnormalised, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_section_3_4_the_norm_is_the_same_at_every_t():
+    memory = make_memory()
+    m = memory(torch.randn(1, 10_000, 5).double())
+    assert m.shape == (1, 10_001, 16)
+    torch.testing.assert_close(m.norm(dim=-1), torch.full((1, 10_001), 16**0.5).double(), rtol=1e-6, atol=0)
+    assert accumulate(memory, torch.randn(200, 5).double()).norm() > 20, "while the sum itself grows"
+
+
+# ------------------------------------------------------------------------------------------- Table 1: what it all costs
+
+
+def attention_flops(query, key, *_, **__):  # torch counts matrix products, and not yet this kernel
+    *batch, queries, dim = query
+    return 4 * math.prod(batch) * queries * key[-2] * dim
+
+
+def flops(function):
+    mapping = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops}
+    with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+        function()
+    return counter.get_total_flops()
+
+
+def depth(output):
+    """The longest chain of operations from the inputs to this output: what cannot be done at the same time."""
+    longest, stack = {}, [(output.grad_fn, False)]
+    while stack:
+        node, inputs_done = stack.pop()
+        inputs = [i for i, _ in node.next_functions if i is not None]
+        if inputs_done:
+            longest[node] = 1 + max((longest[i] for i in inputs), default=0)
+        elif node not in longest:
+            stack += [(node, True)] + [(i, False) for i in inputs if i not in longest]
+    return longest[output.grad_fn]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MEMORIES)
+def test_table_1_rollout_work_is_constant_for_mate_and_lstm_and_grows_for_gpt2(name):
+    memory, x = make_memory(name), torch.randn(2, 5).double()
+    state, work = memory.initial_state(2), []
+    for _ in range(200):
+        following = []
+        work.append(flops(lambda: following.append(memory.step(x, state))))  # noqa: B023
+        state = following[0]
+    if name == "GPT-2":
+        assert len(set(np.diff(work))) == 1 and work[1] > work[0], "by the same amount with every step"
+        assert sum(work) == pytest.approx(200 * work[0] + (work[1] - work[0]) * 200 * 199 / 2)  # O(T^2) in all
+    else:
+        assert len(set(work)) == 1 and work[0] > 0
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_table_1_update_is_parallel_for_mate_and_gpt2_and_linear_for_mate_and_lstm(name):
+    memory = make_memory(name)
+    inputs = [torch.randn(2, length, 5).double() for length in (25, 50, 100)]
+    depths = [depth(memory(x)) for x in inputs]
+    if name == "LSTM":
+        assert depths[2] - depths[1] == 2 * (depths[1] - depths[0]) > 50, "each step waits for the one before"
+    else:
+        assert depths[0] == depths[1] == depths[2]
+    short, medium, long = (flops(lambda: memory(x)) for x in inputs)  # noqa: B023
+    if name == "GPT-2":
+        assert long - 2 * medium > medium - 2 * short > 0, "quadratic"
+    else:
+        assert long == 2 * medium == 4 * short, "linear"
+
+
+# ---------------------------------------------------------------------- Appendix B.3: the gradients of the actor's loss
+
+
+@pytest.mark.parametrize("freeze_critic", [True, False])
+@pytest.mark.parametrize("name", ["sac_mate", "sac_lstm", "sac_gpt2", "sac_markov"])
+def test_eq_27_and_28_gradients_of_the_actors_loss_parameter_by_parameter(name, freeze_critic):
+    """Eq. (28): the actor's loss has no gradient in theta and psi. Eq. (27): it has, and it adds to the critics'."""
+    parts = make_update(name, freeze_critic=freeze_critic)
+    _, agent, target, _, args = parts
+    batch, noise = make_batch(), torch.randn(4, T + 1, A).double()
+    mask = batch["mask"].bool()
+
+    # The two losses in a graph of their own, nothing detached but the TD target.
+    x = torch.cat([batch["obs"][:, :-1], batch["action"], batch["reward"][..., None], batch["obs"][:, 1:]], dim=-1)
+    h = agent.features(batch["obs"], agent.memory(x))
+    mean, raw = agent.actor(h).chunk(2, dim=-1)
+    base = Normal(mean, (-5 + 3.5 * (raw.tanh() + 1)).exp())
+    u = base.mean + base.stddev * noise
+    action, log_prob = u.tanh(), (base.log_prob(u) - torch.log(1 - u.tanh() ** 2)).sum(-1)
+    next_q = torch.minimum(*target(h[:, 1:], action[:, 1:])) - 0.2 * log_prob[:, 1:]  # alpha is 0.2 at first
+    y = (batch["reward"] + args.gamma * (1 - batch["terminated"]) * next_q).detach()
+    critic_loss = sum((q - y)[mask].square().mean() for q in agent.critics(h[:, :-1], batch["action"]))
+    q = torch.minimum(*agent.critics(h[:, :-1], action[:, :-1]))
+    actor_loss = (0.2 * log_prob[:, :-1] - q)[mask].mean()
+    names, parameters = zip(*((n, p) for n, p in agent.named_parameters() if n != "log_alpha"))
+    from_critic = torch.autograd.grad(critic_loss, parameters, retain_graph=True, allow_unused=True)
+    from_actor = torch.autograd.grad(actor_loss, parameters, allow_unused=True)
+
+    update_with_noise(parts, batch, noise)
+    for n, parameter, critic, actor in zip(names, parameters, from_critic, from_actor):
+        assert actor is not None and actor.abs().max() > 0, f"without the freeze the actor's loss reaches {n}"
+        if n.startswith("actor."):
+            expected = actor
+            assert critic is None, "the TD loss never trains the actor"
+        else:
+            expected = critic if freeze_critic else critic + actor
+        torch.testing.assert_close(parameter.grad, expected, msg=lambda m: f"{n}: {m}")
