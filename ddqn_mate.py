@@ -20,11 +20,9 @@ X = O + A + 1 + O transition. Equation numbers are the paper's.
 import copy
 import json
 import math
-import os
-import random
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import gymnasium as gym
@@ -32,11 +30,9 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-import tyro
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-import envs
+from envs import running
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
@@ -93,6 +89,9 @@ class Args:
     wandb_entity: str | None = None  # team in Weights and Biases
     capture_video: bool = False  # record an episode at every evaluation, into the run's folder
     save_model: bool = True  # save the final networks into the run's folder
+    checkpoint_interval: float = 10.0  # minutes between checkpoints
+    resume: str | None = None  # folder of a run to go on with, as if it had never stopped
+    evaluate: str | None = None  # model.pt of a run to evaluate, with --eval-episodes and --capture-video, and exit
 
     env_id: str = "tmaze-passive"  # any Gymnasium id with discrete actions and a flat observation, like tmaze-active
     corridor_length: int = 200  # L of T-Maze (paper: 200 to 600)
@@ -115,14 +114,12 @@ class Args:
     eval_interval: int = 1_000  # episodes between evaluations
     eval_episodes: int = 50  # episodes of an evaluation, the same seeds each time
 
-    def __post_init__(self):  # a number that makes no sense is refused before anything is started
-        may_be_zero = {"seed", "learning_starts", "updates_per_episode", "gamma", "end_epsilon", "exploration_fraction"}
+    def __post_init__(self):
         at_most_one = {"gamma", "tau", "start_epsilon", "end_epsilon", "exploration_fraction"}
-        for name, value in vars(self).items():
-            if type(value) in (int, float) and not (
-                0 <= value <= (1 if name in at_most_one else sys.float_info.max) and (value or name in may_be_zero)
-            ):
-                sys.exit(f"--{name.replace('_', '-')} {value} makes no sense")
+        may_be_zero = {"seed", "updates_per_episode", "gamma", "end_epsilon", "exploration_fraction"}
+        running.check_numbers(self, may_be_zero, at_most_one)
+        if not self.batch_size <= self.learning_starts < self.total_episodes:
+            sys.exit("--learning-starts must be at least --batch-size and less than --total-episodes")
 
 
 # -------------------------------------------------------------------------------------------------------- replay buffer
@@ -144,6 +141,7 @@ class ReplayBuffer:
         self.episodes, self.length = storage(capacity), np.zeros(capacity, dtype=np.int64)
         self.current, self.t = storage(num_envs), np.zeros(num_envs, dtype=np.int64)
         self.count = 0  # episodes ever stored; the oldest are overwritten
+        self.on_disk = []  # which of them are in which files: (first, end) each
 
     def add(self, obs, action, reward, next_obs, terminated, truncated):
         """One step of every environment. Returns (return, length) of each episode that ended with it."""
@@ -305,6 +303,7 @@ def evaluate(agent, vec, max_steps, episodes, device):
     quarter = np.ceil(length / 4)
     metrics = {
         "eval/episodic_return": rewards.sum(axis=1).mean(),
+        "eval/return_standard_error": rewards.sum(axis=1).std() / math.sqrt(max(episodes - 1, 1)),
         "eval/episodic_length": lengths.mean(),
         "eval/return_first_quarter": (rewards * (t < quarter)).sum(axis=1).mean(),
         "eval/return_last_quarter": (rewards * (t >= length - quarter)).sum(axis=1).mean(),  # zero after the end
@@ -315,19 +314,6 @@ def evaluate(agent, vec, max_steps, episodes, device):
     return {name: float(value) for name, value in metrics.items()}
 
 
-def record_video(agent, folder, device, env_id, **options):
-    vec, max_steps = envs.make_vec(env_id, 1, video_folder=str(folder), **options)
-    evaluate(agent, vec, max_steps, 1, device)
-    vec.close()
-
-
-# ----------------------------------------------------------------------------------------------------------- checkpoint
-def save(content, path):
-    """Written beside and renamed: at any moment there is a whole file of this name, or none."""
-    torch.save(content, f"{path}.tmp")
-    os.replace(f"{path}.tmp", path)
-
-
 # ---------------------------------------------------------------------------------------------------------------- train
 def epsilon_at(episode, max_steps, args):
     """Linear from start_epsilon to end_epsilon over the first part of the run, then constant."""
@@ -336,77 +322,55 @@ def epsilon_at(episode, max_steps, args):
     return args.start_epsilon + progress * (end - args.start_epsilon)
 
 
-def train(args):
-    # ENVIRONMENTS
-    options = {} if args.max_episode_steps is None else {"max_episode_steps": args.max_episode_steps}
-    if args.env_id.split(":")[-1].startswith("tmaze"):
-        options["corridor_length"] = args.corridor_length
-    eval_envs = math.ceil(args.eval_episodes / math.ceil(args.eval_episodes / args.num_envs))  # rounds of equal size
-    try:
-        vec, max_steps = envs.make_vec(args.env_id, args.num_envs, actions=gym.spaces.Discrete, **options)
-        eval_vec, _ = envs.make_vec(args.env_id, eval_envs, **options)
-    except (ValueError, gym.error.Error) as error:
-        sys.exit(str(error))
-    obs_dim, action_space = vec.single_observation_space.shape[0], vec.single_action_space
-
-    # SEEDS AND NETWORKS
-    random.seed(args.seed)
-    np.random.seed(args.seed)
-    torch.manual_seed(args.seed)
-    torch.backends.cudnn.deterministic = args.torch_deterministic
-    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    agent = Agent(obs_dim, action_space, max_steps, args).to(device)
+def train(args, saved=None):
+    # ENVIRONMENTS AND NETWORKS
+    vec, max_steps = running.make_envs(args, args.num_envs, gym.spaces.Discrete)
+    eval_rounds = math.ceil(args.eval_episodes / args.num_envs)
+    eval_vec, _ = running.make_envs(args, math.ceil(args.eval_episodes / eval_rounds), gym.spaces.Discrete)
+    device = running.begin(args)
+    obs_dim = vec.single_observation_space.shape[0]
+    agent = Agent(obs_dim, vec.single_action_space, max_steps, args).to(device)
     target = copy.deepcopy(agent).requires_grad_(False)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     buffer = ReplayBuffer(args.buffer_size, args.num_envs, max_steps, obs_dim, agent.action_dim)
-
-    # RUN FOLDER
-    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-    run_dir = Path("runs", run_name)
-    if args.track:
-        import wandb
-
-        wandb.init(project=args.wandb_project_name, entity=args.wandb_entity, name=run_name, sync_tensorboard=True)
-        wandb.config.update(asdict(args))
-    writer = SummaryWriter(run_dir)
-    rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
-    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
-    (run_dir / "args.json").write_text(json.dumps(asdict(args), indent=1))
-
-    global_step = updates = next_eval = 0
-    best_return = last_return = -math.inf
-    start_time = time.time()
     rollout = Rollout(vec, agent, device)
-    rollout.reset(seed=args.seed)
-    progress = tqdm(total=args.total_episodes, unit="episode", dynamic_ncols=True, disable=None)  # terminals only
+
+    # START OR RESUME
+    global_step = updates = next_eval = 0
+    best_return, last_return, start_time = -math.inf, -math.inf, time.time()
+    if saved is None:
+        run_dir, writer = running.open_run(args)
+        rollout.reset(seed=args.seed)
+    else:
+        global_step, updates, next_eval, best_return, last_return, seconds = saved["counters"]
+        running.restore(saved, Path(args.resume), agent, target, optimizer, buffer, rollout)
+        if buffer.count >= args.total_episodes and Path(args.resume, "results.json").exists():
+            sys.exit(f"{args.resume} is finished; a --total-episodes of more than {args.total_episodes} would go on")
+        run_dir, writer = running.open_run(args, step=global_step)
+        start_time -= seconds
+    next_checkpoint = time.time() + 60 * args.checkpoint_interval
+    progress = tqdm(initial=buffer.count, total=args.total_episodes, unit="episode", dynamic_ncols=True, disable=None)
+
+    metrics, stop = {}, running.Stop()
     try:
-        while buffer.count < args.total_episodes:
-            # ACT, one step in every environment
+        while True:
             epsilon = epsilon_at(buffer.count, max_steps, args)
-            step, _ = rollout.step(agent.explore(*rollout.view(), epsilon))
-            global_step += args.num_envs
-            for episodic_return, episodic_length in buffer.add(*step):
-                writer.add_scalar("charts/episodic_return", episodic_return, global_step)
-                writer.add_scalar("charts/episodic_length", episodic_length, global_step)
-                progress.update()
 
             # LEARN, as many updates as the episodes so far allow
-            while updates < (buffer.count - args.learning_starts) * args.updates_per_episode:
+            while updates < (buffer.count - args.learning_starts) * args.updates_per_episode and not stop:
                 metrics = update(agent, target, optimizer, buffer.sample(args.batch_size, device), args)
                 updates += 1
                 if updates % 100 == 0:
-                    scalars = {name: value.item() for name, value in metrics.items()}
-                    if not all(map(math.isfinite, scalars.values())):
-                        sys.exit(f"not finite at step {global_step}, update {updates}: {scalars}")
+                    scalars = running.finite(metrics, global_step)
                     sps = int(global_step / (time.time() - start_time))
                     scalars |= {"charts/epsilon": epsilon, "charts/updates": updates, "charts/SPS": sps}
                     for name, value in scalars.items():
                         writer.add_scalar(name, value, global_step)
-                    loss = scalars["losses/td_loss"]
-                    progress.set_postfix_str(f"return {last_return:.3f}, loss {loss:.2g}, {sps} steps/s")
+                    progress.set_postfix_str(f"return {last_return:.3f}, loss {scalars['losses/td_loss']:.2g}")
 
             # EVALUATE, at the start, at intervals and at the end
-            if buffer.count >= min(next_eval, args.total_episodes):
+            finished = buffer.count >= args.total_episodes
+            if (buffer.count >= next_eval or finished) and not stop:
                 next_eval = (buffer.count // args.eval_interval + 1) * args.eval_interval
                 eval_metrics = evaluate(agent, eval_vec, max_steps, args.eval_episodes, device)
                 for name, value in eval_metrics.items():
@@ -414,25 +378,46 @@ def train(args):
                 last_return = eval_metrics["eval/episodic_return"]
                 best_return = max(best_return, last_return)
                 if args.capture_video:
-                    record_video(agent, run_dir / "videos" / f"step-{global_step}", device, args.env_id, **options)
-                progress.write(
-                    f"episodes {buffer.count}  steps {global_step}  updates {updates}  "
-                    f"eval return {last_return:.3f}  {time.time() - start_time:.0f} s"
-                )
+                    running.record_video(run_dir / "videos" / f"step-{global_step}", args, agent, evaluate, device)
+                line = f"episodes {buffer.count}  steps {global_step}  updates {updates}  return {last_return:.3f}"
+                progress.write(f"{line}  {time.time() - start_time:.0f} s")
+
+            # CHECKPOINT, at intervals, at the end, and when told to stop
+            stopping = bool(stop)
+            if stopping or finished or time.time() >= next_checkpoint:
+                running.finite(metrics, global_step)  # a run gone wrong must not replace its last good checkpoint
+                writer.flush()
+                seconds = time.time() - start_time
+                counters = (global_step, updates, next_eval, best_return, last_return, seconds)
+                running.checkpoint(run_dir, args, counters, agent, target, optimizer, buffer, rollout)
+                next_checkpoint = time.time() + 60 * args.checkpoint_interval
+            if stopping:
+                progress.write(f"stopped at step {global_step}: go on with --resume {run_dir}")
+                sys.exit(128 + stop.signal)
+            if finished:
+                break
+
+            # ACT, one step in every environment
+            step, _ = rollout.step(agent.explore(*rollout.view(), epsilon))
+            global_step += args.num_envs
+            running.finite({"action": step[1], "reward": step[2], "observation": step[3]}, global_step)
+            for episodic_return, episodic_length in buffer.add(*step):
+                writer.add_scalar("charts/episodic_return", episodic_return, global_step)
+                writer.add_scalar("charts/episodic_length", episodic_length, global_step)
+                progress.update()
 
         # REPORT
         if args.save_model:
-            save({"args": asdict(args), "agent": agent.state_dict()}, run_dir / "model.pt")
+            running.save_model(run_dir / "model.pt", args, agent)
         results = {"best_return": best_return, "last_return": last_return, "episodes": buffer.count}
-        results |= {"steps": global_step, "updates": updates, "seconds": time.time() - start_time}
+        results |= {"steps": global_step, "updates": updates, "seconds": seconds}
         (run_dir / "results.json").write_text(json.dumps(results, indent=1))
         progress.write(f"best average return {best_return:.3f}, last {last_return:.3f}, in {run_dir}")
     finally:
-        progress.close()
-        writer.close()
-        vec.close()
-        eval_vec.close()
+        for thing in (stop, progress, writer, vec, eval_vec):
+            thing.close()
 
 
 if __name__ == "__main__":
-    train(tyro.cli(Args, description=__doc__.splitlines()[0]))
+    args, saved = running.command_line(Args, __doc__.splitlines()[0])
+    running.evaluate_model(args, saved, Agent, evaluate) if args.evaluate else train(args, saved)

@@ -1,7 +1,8 @@
 """SAC with MATE: the memory is the sum of an embedding of every transition of the episode so far.
 
     python sac_mate.py --env-id ant-dir  # or cheetah-vel, walker-param, hopper-param, ml10: as in the paper, hours
-    python sac_mate.py --env-id point-robot --memory-dim 64 --hidden-dim 128  # a first look
+    python sac_mate.py --env-id point-robot --total-timesteps 150_000 --learning-starts 5000 --memory-dim 64 \
+        --hidden-dim 128 --batch-size 32 --learning-rate 1e-3 --tau 0.005  # a first look: two minutes on one core
     tensorboard --logdir runs
 
 Time. At t the agent sees s_t, recalls m_t, takes a_t and receives r_t and s_{t+1}. An episode of T steps is
@@ -14,20 +15,18 @@ Batches are whole episodes, padded to the longest, so memory always starts empty
 Padding is masked in every loss. One encoder (psi: the memory and the state embedding) feeds the actor (phi) and the
 twin critics (theta); with --freeze-critic it learns from the TD loss alone: the actor's loss sees psi and theta fixed.
 
-Shapes. B episodes in a batch, N environments, T steps, O observation, A action, D memory, H hidden,
-X = O + A + 1 + O transition. Actions are in [-1, 1], the environment's box is scaled to that. Equation numbers are the
-paper's.
+Shapes. B episodes in a batch, N environments, T steps, O observation, A action, D memory, X = O + A + 1 + O transition,
+2D what actor and critics see (D without memory). Actions are in [-1, 1] and scaled to the environment's box. Equation
+numbers and Greek letters are the paper's, those of Eq. (27) and (28).
 """
 
 # -------------------------------------------------------------------------------------------------------------- imports
 import copy
 import json
 import math
-import os
-import random
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import gymnasium as gym
@@ -35,11 +34,9 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-import tyro
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-import envs
+from envs import running
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
@@ -96,13 +93,16 @@ class Args:
     wandb_entity: str | None = None  # team in Weights and Biases
     capture_video: bool = False  # record an episode at every evaluation, into the run's folder
     save_model: bool = True  # save the final networks into the run's folder
+    checkpoint_interval: float = 10.0  # minutes between checkpoints
+    resume: str | None = None  # folder of a run to go on with, as if it had never stopped
+    evaluate: str | None = None  # model.pt of a run to evaluate, with --eval-episodes and --capture-video, and exit
 
-    env_id: str = "ant-dir"  # or any Gymnasium id with a bounded Box of actions and a flat observation
+    env_id: str = "ant-dir"  # any Gymnasium id with a bounded Box of actions and a flat observation
     max_episode_steps: int | None = None  # T, for an environment that is registered without one or to be cut shorter
     num_envs: int = 16  # environments that are stepped together and acted for in one batch (the paper does not say)
     async_envs: bool = False  # step each environment in a process of its own
     total_timesteps: int = 1_000_000  # length of the run, in steps over all environments (the paper does not say)
-    learning_starts: int = 10_000  # steps with random actions before the first update
+    learning_starts: int = 20_000  # steps with random actions before the first update
     updates_per_step: float = 0.02  # gradient updates per step (the paper does not say; four per 200-step episode)
     batch_size: int = 64  # episodes in a batch (paper: 64)
     buffer_size: int = 10_000  # episodes in the replay buffer (paper: 10,000)
@@ -113,17 +113,15 @@ class Args:
     hidden_dim: int = 512  # H, the width of the two hidden layers of actor and critics (paper: 512)
     freeze_critic: bool = True  # the actor's loss trains the actor alone, Eq. (28); off: Eq. (27) (paper: on)
     autotune: bool = True  # tune the entropy coefficient to a target entropy of -A
-    alpha: float = 0.2  # the entropy coefficient, or where it starts when it is tuned (the paper does not say)
+    alpha: float = 0.2  # the entropy coefficient, above 0, or where it starts when tuned (the paper does not say)
     eval_interval: int = 20_000  # steps between evaluations
     eval_episodes: int = 20  # episodes of an evaluation, the same seeds each time
 
-    def __post_init__(self):  # a number that makes no sense is refused before anything is started
-        may_be_zero, at_most_one = {"seed", "learning_starts", "updates_per_step", "gamma"}, {"gamma", "tau"}
-        for name, value in vars(self).items():
-            if type(value) in (int, float) and not (
-                0 <= value <= (1 if name in at_most_one else sys.float_info.max) and (value or name in may_be_zero)
-            ):
-                sys.exit(f"--{name.replace('_', '-')} {value} makes no sense")
+    def __post_init__(self):
+        may_be_zero = {"seed", "updates_per_step", "gamma"}
+        running.check_numbers(self, may_be_zero, at_most_one={"gamma", "tau"})
+        if self.learning_starts >= self.total_timesteps:
+            sys.exit("--learning-starts must be less than --total-timesteps, or nothing is learned")
 
 
 # -------------------------------------------------------------------------------------------------------- replay buffer
@@ -145,6 +143,7 @@ class ReplayBuffer:
         self.episodes, self.length = storage(capacity), np.zeros(capacity, dtype=np.int64)
         self.current, self.t = storage(num_envs), np.zeros(num_envs, dtype=np.int64)
         self.count = 0  # episodes ever stored; the oldest are overwritten
+        self.on_disk = []  # which of them are in which files: (first, end) each
 
     def add(self, obs, action, reward, next_obs, terminated, truncated):
         """One step of every environment. Returns (return, length) of each episode that ended with it."""
@@ -192,7 +191,7 @@ class Critics(nn.Module):
         super().__init__()
         self.q1, self.q2 = (mlp(feature_dim + action_dim, hidden_dim, 1) for _ in range(2))
 
-    def forward(self, h, action):  # (B, T, F), (B, T, A) -> (B, T) twice
+    def forward(self, h, action):  # (B, T, 2D), (B, T, A) -> (B, T) twice
         inputs = torch.cat([h, action], dim=-1)
         return self.q1(inputs).squeeze(-1), self.q2(inputs).squeeze(-1)
 
@@ -213,15 +212,15 @@ class Agent(nn.Module):
         self.target_entropy = -action_dim
         self.low, self.high = action_space.low, action_space.high
 
-    def features(self, obs, m):  # (..., O), (..., D) -> h (..., F), of one step or of all steps of a batch
+    def features(self, obs, m):  # (..., O), (..., D) -> h (..., 2D), of one step or of all steps of a batch
         z = self.embed_state(obs)
         z = F.rms_norm(z, z.shape[-1:])  # on the sphere of radius sqrt(D) too, in all models (paper, Appendix B.2)
         return torch.cat([z, m], dim=-1)
 
-    def sample(self, h):  # (..., F) -> action (..., A) and its log-probability (...)
+    def sample(self, h):  # (..., 2D) -> action (..., A) and its log-probability (...)
         """a = tanh(u), u ~ N(mean, std), differentiable in both."""
         mean, log_std = self.actor(h).chunk(2, dim=-1)
-        log_std = -5 + 3.5 * (log_std.tanh() + 1)  # between -5 and 2
+        log_std = -5 + 3.5 * (log_std.tanh() + 1)  # between -5 and 2, CleanRL's bounds; the paper does not say
         noise = torch.randn_like(mean)
         u = mean + log_std.exp() * noise
         log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
@@ -289,27 +288,29 @@ def update(agent, target, optimizer, batch, args):
     """One gradient step of SAC on a batch of episodes. Metrics stay on the device until they are logged."""
     obs, action, mask = batch["obs"], batch["action"], batch["mask"]
 
-    def average(values):  # over valid steps, not over padding: a step weighs the same in a short episode and a long one
-        return (mask * values).sum() / mask.sum()
+    weight = mask / mask.sum()  # over valid steps, not over padding: a step weighs the same in any episode
+
+    def average(values):
+        return (weight * values).sum()
 
     x = transition(obs[:, :-1], action, batch["reward"], obs[:, 1:])  # x_1 ... x_T (B, T, X)
-    h = agent.features(obs, agent.memory(x))  # (B, T+1, F): the one pass of the encoder
-    # What the actor's loss sees of the encoder and of the critics. Eq. (28): both fixed. Eq. (27): neither.
-    actor_h, theta = h, dict(agent.critics.named_parameters())
-    if args.freeze_critic:
-        actor_h, theta = h.detach(), {name: parameter.detach() for name, parameter in theta.items()}
+    h = agent.features(obs, agent.memory(x))  # (B, T+1, 2D): the one pass of the encoder
+    actor_h = h.detach() if args.freeze_critic else h  # Eq. (28): the encoder takes no gradient from the actor's loss
     # The one pass of the actor: at t for its own loss, at t + 1 for the TD target.
     new_action, log_prob = agent.sample(actor_h)  # (B, T+1, A), (B, T+1)
     alpha = agent.log_alpha.exp().detach()
 
     # CRITICS AND ENCODER
     with torch.no_grad():
-        next_q = torch.minimum(*target(h[:, 1:], new_action[:, 1:]))  # target heads on the online memory
+        next_q = torch.minimum(*target(h[:, 1:], new_action[:, 1:]))  # the encoder has no target copy
         y = batch["reward"] + args.gamma * (1 - batch["terminated"]) * (next_q - alpha * log_prob[:, 1:])  # (B, T)
     q1, q2 = agent.critics(h[:, :-1], action)
     qf1_loss, qf2_loss = average((q1 - y).square()), average((q2 - y).square())
 
-    # ACTOR
+    # ACTOR, with critics that under Eq. (28) take no gradient either
+    theta = dict(agent.critics.named_parameters())
+    if args.freeze_critic:
+        theta = {name: parameter.detach() for name, parameter in theta.items()}
     q = torch.minimum(*torch.func.functional_call(agent.critics, theta, (actor_h[:, :-1], new_action[:, :-1])))
     actor_loss = average(alpha * log_prob[:, :-1] - q)  # Eq. (27) or (28)
 
@@ -319,7 +320,9 @@ def update(agent, target, optimizer, batch, args):
     alpha_loss = agent.log_alpha * (entropy - agent.target_entropy)
 
     optimizer.zero_grad()
-    (qf1_loss + qf2_loss + actor_loss + alpha_loss).backward()  # under Eq. (28) no parameter is in two of them
+    # Under Eq. (28) the TD losses train psi and theta, the actor's phi, the last alpha, so that one backward is as good
+    # as three; under Eq. (27) psi and theta get the sum.
+    (qf1_loss + qf2_loss + actor_loss + alpha_loss).backward()
     optimizer.step()
     with torch.no_grad():  # target += tau (online - target), all parameters in one call
         torch._foreach_lerp_(list(target.parameters()), list(agent.critics.parameters()), args.tau)
@@ -355,6 +358,7 @@ def evaluate(agent, vec, max_steps, episodes, device):
     quarter = np.ceil(length / 4)
     metrics = {
         "eval/episodic_return": rewards.sum(axis=1).mean(),
+        "eval/return_standard_error": rewards.sum(axis=1).std() / math.sqrt(max(episodes - 1, 1)),
         "eval/episodic_length": lengths.mean(),
         "eval/return_first_quarter": (rewards * (t < quarter)).sum(axis=1).mean(),
         "eval/return_last_quarter": (rewards * (t >= length - quarter)).sum(axis=1).mean(),  # zero after the end
@@ -365,63 +369,82 @@ def evaluate(agent, vec, max_steps, episodes, device):
     return {name: float(value) for name, value in metrics.items()}
 
 
-def record_video(agent, folder, device, env_id, **options):
-    vec, max_steps = envs.make_vec(env_id, 1, video_folder=str(folder), **options)
-    evaluate(agent, vec, max_steps, 1, device)
-    vec.close()
-
-
-# ----------------------------------------------------------------------------------------------------------- checkpoint
-def save(content, path):
-    """Written beside and renamed: at any moment there is a whole file of this name, or none."""
-    torch.save(content, f"{path}.tmp")
-    os.replace(f"{path}.tmp", path)
-
-
 # ---------------------------------------------------------------------------------------------------------------- train
-def train(args):
-    # ENVIRONMENTS
-    options = {} if args.max_episode_steps is None else {"max_episode_steps": args.max_episode_steps}
-    eval_envs = math.ceil(args.eval_episodes / math.ceil(args.eval_episodes / args.num_envs))  # rounds of equal size
-    try:
-        vec, max_steps = envs.make_vec(args.env_id, args.num_envs, args.async_envs, actions=gym.spaces.Box, **options)
-        eval_vec, _ = envs.make_vec(args.env_id, eval_envs, args.async_envs, **options)
-    except (ValueError, gym.error.Error) as error:
-        sys.exit(str(error))
-    obs_dim, action_space = vec.single_observation_space.shape[0], vec.single_action_space
-
-    # SEEDS AND NETWORKS
-    random.seed(args.seed)
-    np.random.seed(args.seed)
-    torch.manual_seed(args.seed)
-    torch.backends.cudnn.deterministic = args.torch_deterministic
-    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    agent = Agent(obs_dim, action_space, max_steps, args).to(device)
+def train(args, saved=None):
+    # ENVIRONMENTS AND NETWORKS
+    vec, max_steps = running.make_envs(args, args.num_envs, gym.spaces.Box)
+    if args.batch_size * max_steps > args.learning_starts:
+        sys.exit(f"--learning-starts must be at least --batch-size episodes, {args.batch_size * max_steps} steps")
+    eval_rounds = math.ceil(args.eval_episodes / args.num_envs)
+    eval_vec, _ = running.make_envs(args, math.ceil(args.eval_episodes / eval_rounds), gym.spaces.Box)
+    device = running.begin(args)
+    obs_dim = vec.single_observation_space.shape[0]
+    agent = Agent(obs_dim, vec.single_action_space, max_steps, args).to(device)
     target = copy.deepcopy(agent.critics).requires_grad_(False)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     buffer = ReplayBuffer(args.buffer_size, args.num_envs, max_steps, obs_dim, agent.action_dim)
-
-    # RUN FOLDER
-    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-    run_dir = Path("runs", run_name)
-    if args.track:
-        import wandb
-
-        wandb.init(project=args.wandb_project_name, entity=args.wandb_entity, name=run_name, sync_tensorboard=True)
-        wandb.config.update(asdict(args))
-    writer = SummaryWriter(run_dir)
-    rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
-    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
-    (run_dir / "args.json").write_text(json.dumps(asdict(args), indent=1))
-
-    global_step = updates = next_eval = 0
-    best_return = last_return = -math.inf
-    start_time = time.time()
     rollout = Rollout(vec, agent, device)
-    rollout.reset(seed=args.seed)
-    progress = tqdm(total=args.total_timesteps, unit="step", dynamic_ncols=True, disable=None)  # terminals only
+
+    # START OR RESUME
+    global_step = updates = next_eval = 0
+    best_return, last_return, start_time = -math.inf, -math.inf, time.time()
+    if saved is None:
+        run_dir, writer = running.open_run(args)
+        rollout.reset(seed=args.seed)
+    else:
+        global_step, updates, next_eval, best_return, last_return, seconds = saved["counters"]
+        running.restore(saved, Path(args.resume), agent, target, optimizer, buffer, rollout)
+        if global_step >= args.total_timesteps and Path(args.resume, "results.json").exists():
+            sys.exit(f"{args.resume} is finished; a --total-timesteps of more than {args.total_timesteps} would go on")
+        run_dir, writer = running.open_run(args, step=global_step)
+        start_time -= seconds
+    next_checkpoint = time.time() + 60 * args.checkpoint_interval
+    progress = tqdm(initial=global_step, total=args.total_timesteps, unit="step", dynamic_ncols=True, disable=None)
+
+    metrics, stop = {}, running.Stop()
     try:
-        while global_step < args.total_timesteps:
+        while True:
+            # LEARN, as many updates as the steps so far allow: episodes that end early do not slow it down
+            while updates < (global_step - args.learning_starts) * args.updates_per_step and not stop:
+                metrics = update(agent, target, optimizer, buffer.sample(args.batch_size, device), args)
+                updates += 1
+                if updates % 100 == 0:
+                    scalars = running.finite(metrics, global_step)
+                    sps = int(global_step / (time.time() - start_time))
+                    scalars |= {"charts/updates": updates, "charts/SPS": sps}
+                    for name, value in scalars.items():
+                        writer.add_scalar(name, value, global_step)
+                    progress.set_postfix_str(f"return {last_return:.3f}, loss {scalars['losses/qf1_loss']:.2g}")
+
+            # EVALUATE, at the start, at intervals and at the end
+            finished = global_step >= args.total_timesteps
+            if (global_step >= next_eval or finished) and not stop:
+                next_eval = (global_step // args.eval_interval + 1) * args.eval_interval
+                eval_metrics = evaluate(agent, eval_vec, max_steps, args.eval_episodes, device)
+                for name, value in eval_metrics.items():
+                    writer.add_scalar(name, value, global_step)
+                last_return = eval_metrics["eval/episodic_return"]
+                best_return = max(best_return, last_return)
+                if args.capture_video:
+                    running.record_video(run_dir / "videos" / f"step-{global_step}", args, agent, evaluate, device)
+                line = f"steps {global_step}  episodes {buffer.count}  updates {updates}  return {last_return:.3f}"
+                progress.write(f"{line}  {time.time() - start_time:.0f} s")
+
+            # CHECKPOINT, at intervals, at the end, and when told to stop
+            stopping = bool(stop)
+            if stopping or finished or time.time() >= next_checkpoint:
+                running.finite(metrics, global_step)  # a run gone wrong must not replace its last good checkpoint
+                writer.flush()
+                seconds = time.time() - start_time
+                counters = (global_step, updates, next_eval, best_return, last_return, seconds)
+                running.checkpoint(run_dir, args, counters, agent, target, optimizer, buffer, rollout)
+                next_checkpoint = time.time() + 60 * args.checkpoint_interval
+            if stopping:
+                progress.write(f"stopped at step {global_step}: go on with --resume {run_dir}")
+                sys.exit(128 + stop.signal)
+            if finished:
+                break
+
             # ACT, one step in every environment
             if global_step < args.learning_starts:
                 action = torch.rand(args.num_envs, agent.action_dim, device=device) * 2 - 1
@@ -430,53 +453,23 @@ def train(args):
             step, _ = rollout.step(action)
             global_step += args.num_envs
             progress.update(args.num_envs)
+            running.finite({"action": step[1], "reward": step[2], "observation": step[3]}, global_step)
             for episodic_return, episodic_length in buffer.add(*step):
                 writer.add_scalar("charts/episodic_return", episodic_return, global_step)
                 writer.add_scalar("charts/episodic_length", episodic_length, global_step)
 
-            # LEARN, as many updates as the steps so far allow: episodes that end early do not slow it down
-            while buffer.count and updates < (global_step - args.learning_starts) * args.updates_per_step:
-                metrics = update(agent, target, optimizer, buffer.sample(args.batch_size, device), args)
-                updates += 1
-                if updates % 100 == 0:
-                    scalars = {name: value.item() for name, value in metrics.items()}
-                    if not all(map(math.isfinite, scalars.values())):
-                        sys.exit(f"not finite at step {global_step}, update {updates}: {scalars}")
-                    sps = int(global_step / (time.time() - start_time))
-                    scalars |= {"charts/updates": updates, "charts/SPS": sps}
-                    for name, value in scalars.items():
-                        writer.add_scalar(name, value, global_step)
-                    loss = scalars["losses/qf1_loss"]
-                    progress.set_postfix_str(f"return {last_return:.3f}, loss {loss:.2g}, {sps} steps/s")
-
-            # EVALUATE, at the start, at intervals and at the end
-            if global_step >= min(next_eval, args.total_timesteps):
-                next_eval = (global_step // args.eval_interval + 1) * args.eval_interval
-                eval_metrics = evaluate(agent, eval_vec, max_steps, args.eval_episodes, device)
-                for name, value in eval_metrics.items():
-                    writer.add_scalar(name, value, global_step)
-                last_return = eval_metrics["eval/episodic_return"]
-                best_return = max(best_return, last_return)
-                if args.capture_video:
-                    record_video(agent, run_dir / "videos" / f"step-{global_step}", device, args.env_id, **options)
-                progress.write(
-                    f"steps {global_step}  episodes {buffer.count}  updates {updates}  "
-                    f"eval return {last_return:.3f}  {time.time() - start_time:.0f} s"
-                )
-
         # REPORT
         if args.save_model:
-            save({"args": asdict(args), "agent": agent.state_dict()}, run_dir / "model.pt")
+            running.save_model(run_dir / "model.pt", args, agent)
         results = {"best_return": best_return, "last_return": last_return, "episodes": buffer.count}
-        results |= {"steps": global_step, "updates": updates, "seconds": time.time() - start_time}
+        results |= {"steps": global_step, "updates": updates, "seconds": seconds}
         (run_dir / "results.json").write_text(json.dumps(results, indent=1))
         progress.write(f"best average return {best_return:.3f}, last {last_return:.3f}, in {run_dir}")
     finally:
-        progress.close()
-        writer.close()
-        vec.close()
-        eval_vec.close()
+        for thing in (stop, progress, writer, vec, eval_vec):
+            thing.close()
 
 
 if __name__ == "__main__":
-    train(tyro.cli(Args, description=__doc__.splitlines()[0]))
+    args, saved = running.command_line(Args, __doc__.splitlines()[0])
+    running.evaluate_model(args, saved, Agent, evaluate) if args.evaluate else train(args, saved)

@@ -16,6 +16,8 @@ import importlib
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from envs.state import Restorable
+
 # Entry points are strings, so that MuJoCo and Meta-World are imported only when one of their environments is made.
 for name, active in {"tmaze-passive": False, "tmaze-active": True}.items():
     gym.register(
@@ -68,7 +70,7 @@ def make_vec(
     if env_id in IDS and spec.vector_entry_point is not None and video_folder is None:
         vec = gym.make_vec(env_id, num_envs, **kwargs)  # our own vectors reset on the same step
     else:
-        wrappers = []
+        wrappers = [Restorable]
         if video_folder is not None:
             kwargs["render_mode"] = "rgb_array"
             wrappers = [lambda env: gym.wrappers.RecordVideo(env, video_folder, episode_trigger=lambda n: n == 0)]

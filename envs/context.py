@@ -45,10 +45,24 @@ class ContextVector(VectorEnv):
         self.generators = [np_random()[0] for _ in range(num_envs)]  # one each, as separate environments have
         self.contexts = np.zeros((num_envs, context_dim))
         self.t = np.zeros(num_envs, dtype=np.int64)  # steps taken in the current episode
+        self.observations = np.zeros(self.observation_space.shape, dtype=self.observation_space.dtype)  # the last ones
 
     @property
     def np_random(self):
         return tuple(self.generators)
+
+    def get_state(self):
+        """Everything about the episodes under way, in plain Python."""
+        arrays = {name: value.tolist() for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return arrays | {"generators": [generator.bit_generator.state for generator in self.generators]}
+
+    def set_state(self, state):
+        for generator, generator_state in zip(self.generators, state["generators"]):
+            generator.bit_generator.state = generator_state
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                value[:] = state[name]
+        return self.observations.copy()
 
     def begin(self, which: np.ndarray, options: dict | None = None) -> np.ndarray:
         """Starts new episodes in the environments with these indices: draws their contexts, returns observations."""
@@ -60,7 +74,8 @@ class ContextVector(VectorEnv):
             if len(seeds) != self.num_envs:
                 raise ValueError(f"expected one seed or {self.num_envs} of them, got {len(seeds)}")
             self.generators = [g if s is None else np_random(int(s))[0] for g, s in zip(self.generators, seeds)]
-        return self.begin(np.arange(self.num_envs), options), self.info(np.ones(self.num_envs, dtype=bool))
+        self.observations[:] = self.begin(np.arange(self.num_envs), options)
+        return self.observations.copy(), self.info(np.ones(self.num_envs, dtype=bool))
 
     def finish_step(self, observations, rewards, terminated, truncated):
         """What `step` returns, after new episodes have begun where one ended."""
@@ -73,6 +88,7 @@ class ContextVector(VectorEnv):
             final = {"final_obs": last, "final_info": self.info(ended)}
             final |= {"_final_obs": ended, "_final_info": ended.copy()}
             observations[which] = self.begin(which)
+        self.observations[:] = observations
         return observations, rewards, terminated, truncated, self.info(np.ones_like(ended)) | final
 
     def info(self, has):

@@ -22,6 +22,23 @@ class Successful(gym.Env):
         return np.zeros(3, dtype=np.float32), 1.0, self.t == 3 and not self.even, False, self.info()
 
 
+class Echo(Successful):
+    """Its reward is the action that reached it."""
+
+    action_space = gym.spaces.Box(5.0, 9.0, (1,))
+
+    def step(self, action):
+        return np.zeros(3, dtype=np.float32), float(action[0]), False, False, {}
+
+
+class Broken(Echo):
+    """Gives a reward that is not a number at its seventh step."""
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(3, dtype=np.float32), np.nan if self.t == 7 else 1.0, False, False, {}
+
+
 class Unbounded(Successful):
     action_space = gym.spaces.Box(-np.inf, np.inf, (2,))
 
@@ -31,5 +48,7 @@ class Image(Successful):
 
 
 gym.register("successful", entry_point=Successful)  # with no limit to its episodes
+gym.register("echo", entry_point=Echo, max_episode_steps=10)
+gym.register("broken", entry_point=Broken, max_episode_steps=10)
 gym.register("unbounded", entry_point=Unbounded, max_episode_steps=5)
 gym.register("image", entry_point=Image, max_episode_steps=5)

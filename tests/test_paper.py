@@ -346,6 +346,8 @@ def test_eq_27_and_28_gradients_of_the_actors_loss_parameter_by_parameter(name, 
     from_actor = torch.autograd.grad(actor_loss, parameters, allow_unused=True)
 
     update_with_noise(parts, batch, noise)
+    entropy = -log_prob[:, :-1][mask].mean()
+    torch.testing.assert_close(agent.log_alpha.grad, (entropy + A).detach(), msg="alpha learns from the entropy alone")
     for n, parameter, critic, actor in zip(names, parameters, from_critic, from_actor):
         assert actor is not None and actor.abs().max() > 0, f"without the freeze the actor's loss reaches {n}"
         if n.startswith("actor."):

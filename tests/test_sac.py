@@ -241,7 +241,7 @@ def train_here(name, monkeypatch, tmp_path, **changes):
 def test_every_script_learns_on_every_environment(name, env_id, monkeypatch, tmp_path):
     changes = {"env_id": env_id}
     if env_id.startswith("ml10"):  # fewer simulators to build, and episodes to draw a task for
-        changes |= {"num_envs": 1, "eval_episodes": 1, "max_episode_steps": 100}
+        changes |= {"num_envs": 1, "eval_episodes": 1, "max_episode_steps": 30}
     module, folder = train_here(name, monkeypatch, tmp_path, **changes)
     results, saved = results_of(folder), torch.load(folder / "model.pt", weights_only=True)
     # The number of updates follows the steps, whether episodes are cut at 20 steps or a robot falls before that.
@@ -276,6 +276,71 @@ def test_actions_are_random_before_learning_starts(monkeypatch, tmp_path):
     assert sum(explored) == 600 - 150
 
 
+def test_what_a_run_hands_to_its_parts(monkeypatch, tmp_path):
+    """Actions are stored in [-1, 1] and reach the environment scaled to its box; as many updates as the flag says."""
+    module, seen = script("sac_mate"), {}
+    update = module.update
+
+    def recording_update(agent, target, optimizer, batch, args):
+        if not seen:
+            seen.update(lr=optimizer.param_groups[0]["lr"], batch=len(batch["obs"]))
+            seen["copied"] = all(map(torch.equal, agent.critics.parameters(), target.parameters()))
+        return update(agent, target, optimizer, batch, args)
+
+    class Buffer(module.ReplayBuffer):
+        def __init__(self, capacity, *rest):
+            super().__init__(capacity, *rest)
+            seen_buffers.append(self)
+
+    seen_buffers = []
+    monkeypatch.setattr(module, "update", recording_update)
+    monkeypatch.setattr(module, "ReplayBuffer", Buffer)
+    changes = {"env_id": "odd_envs:echo", "learning_starts": 200, "total_timesteps": 330, "updates_per_step": 0.5}
+    changes |= {"max_episode_steps": 10, "buffer_size": 50, "learning_rate": 0.0123, "batch_size": 5}
+    _, folder = train_here("sac_mate", monkeypatch, tmp_path, **changes)
+    assert results_of(folder)["updates"] == math.ceil((330 - 200) * 0.5)
+    assert seen == {"lr": 0.0123, "batch": 5, "copied": True}
+    [buffer] = seen_buffers
+    action = buffer.episodes["action"][: buffer.count, :, 0]
+    np.testing.assert_allclose(buffer.episodes["reward"][: buffer.count], 7 + 2 * action, rtol=1e-5)
+    assert buffer.capacity == 50 and np.abs(action).max() <= 1
+    assert action[:15].min() < -0.8 and action[:15].max() > 0.8 and abs(action[:15].mean()) < 0.2, "uniform at first"
+
+
+def test_the_state_embedding_is_on_the_sphere():
+    _, agent, *_ = make_update("sac_mate")
+    h = agent.features(torch.tensor([[1e-1, 2.0, 0.0], [100.0, -40.0, 7.0]]).double(), torch.zeros(2, 16).double())
+    torch.testing.assert_close(h[:, :16].norm(dim=-1), torch.full((2,), 4.0).double(), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    "flags, what", [(["--learning-rate", 1e30], "action"), (["--env-id", "odd_envs:broken"], "reward")]
+)
+def test_a_run_that_goes_wrong_stops_and_says_so(flags, what, run):
+    defaults = [
+        "--env-id",
+        "point-robot",
+        "--total-timesteps",
+        2000,
+        "--learning-starts",
+        150,
+        "--updates-per-step",
+        0.1,
+    ]
+    done, [folder] = run("sac_mate", *defaults, *SMALL, *flags, code=1, pythonpath=ROOT / "tests")
+    assert what in done.stderr and "is not finite at step" in done.stderr and done.stderr.count("\n") == 1
+    assert not (folder / "checkpoint.pt").exists() and not (folder / "results.json").exists()
+    if what == "reward":
+        assert "at step 21:" in done.stderr, "the seventh step of three environments"
+
+
+@pytest.mark.parametrize("name", ["alpha", "learning_starts", "total_timesteps", "num_envs", "checkpoint_interval"])
+def test_a_number_that_makes_no_sense_is_refused(name):
+    for value in (0, -1, float("nan")):
+        with pytest.raises(SystemExit, match=f"^--{name.replace('_', '-')} must be more than 0"):
+            script("sac_mate").Args(**{name: value})
+
+
 def test_a_run_as_a_user_starts_it(run):
     flags = ["--env-id", "hopper-param", "--total-timesteps", 2700, "--learning-starts", 150, "--updates-per-step", 0.1]
     done, [folder] = run("sac_mate", *flags, "--eval-interval", 1000, *SMALL)
@@ -301,15 +366,23 @@ def test_same_seed_same_weights_and_another_seed_others(run, tmp_path):
 
 
 def test_track_is_the_usual_switch(run, tmp_path):
-    (tmp_path / "wandb.py").write_text(
-        "import json\nclass config:\n def update(c): json.dump(c, open('config.json', 'w'))\n"
-        "def init(**k): json.dump(k, open('wandb.json', 'w'))\n"
-    )
-    flags = ["--env-id", "point-robot", "--total-timesteps", 60, "--track", "--wandb-project-name", "p", *SMALL]
+    (tmp_path / "wandb.py").write_text("import json\ndef init(**k): json.dump(k, open('wandb.json', 'w'))\n")
+    flags = [
+        "--env-id",
+        "point-robot",
+        "--total-timesteps",
+        90,
+        "--learning-starts",
+        80,
+        "--track",
+        "--wandb-project-name",
+        "p",
+        *SMALL,
+    ]
     run("sac_markov", *flags, "--wandb-entity", "e", pythonpath=tmp_path)
     called = json.loads((tmp_path / "wandb.json").read_text())
     assert called["project"] == "p" and called["entity"] == "e" and called["sync_tensorboard"] is True
-    assert json.loads((tmp_path / "config.json").read_text())["env_id"] == "point-robot"
+    assert called["config"]["env_id"] == "point-robot"
 
 
 @pytest.mark.parametrize(
@@ -320,6 +393,14 @@ def test_track_is_the_usual_switch(run, tmp_path):
         (["--env-id", "odd_envs:unbounded"], "SAC needs a flat, bounded Box"),
         (["--env-id", "odd_envs:image"], "flat Box of numbers"),
         (["--env-id", "odd_envs:successful"], "--max-episode-steps"),
+        (
+            ["--env-id", "point-robot", "--batch-size", 500],
+            "--learning-starts must be at least --batch-size episodes, 25000",
+        ),
+        (
+            ["--env-id", "point-robot", "--total-timesteps", 500],
+            "--learning-starts must be less than --total-timesteps",
+        ),
     ],
 )
 def test_bad_input_gets_one_line_and_leaves_nothing_behind(flags, answer, run, tmp_path):

@@ -5,7 +5,7 @@ import re
 import pytest
 from conftest import ROOT, SCRIPTS
 
-ORDER = ["imports", "memory", "args", "replay buffer", "agent", "rollout", "update", "evaluate", "checkpoint", "train"]
+ORDER = ["imports", "memory", "args", "replay buffer", "agent", "rollout", "update", "evaluate", "train"]
 OWNER = {section: "everyone" for section in ORDER}
 OWNER |= {"memory": "memory"} | {section: "algorithm" for section in ("args", "agent", "update", "train")}
 
