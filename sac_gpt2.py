@@ -415,7 +415,7 @@ def train(args, saved=None):
             sys.exit(f"{args.resume} is finished; a --total-timesteps of more than {args.total_timesteps} would go on")
         run_dir, writer = running.open_run(args, step=global_step)
         start_time -= seconds
-    next_checkpoint = time.time() + 60 * args.checkpoint_interval
+    next_checkpoint = 0.0  # the first one at once, so that there always is one
     progress = tqdm(initial=global_step, total=args.total_timesteps, unit="step", dynamic_ncols=True, disable=None)
 
     metrics, stop = {}, running.Stop()

@@ -49,15 +49,17 @@ def script_name():
 
 def command_line(Args, description):
     """The arguments, and the file that --resume or --evaluate names, whose arguments are then the defaults."""
-    args = tyro.cli(Args, description=description)
-    if not args.resume and not args.evaluate:
-        return args, None
-    saved = load(Path(args.resume, "checkpoint.pt") if args.resume else args.evaluate)
+    # Looked up by hand: the other flags can be made sense of only with that file's arguments for defaults.
+    words = [part for word in sys.argv[1:] for part in word.split("=", 1)] + [None]
+    resume, evaluate = (words[words.index(f) + 1] if f in words else None for f in ("--resume", "--evaluate"))
+    if not resume and not evaluate:
+        return tyro.cli(Args, description=description), None
+    saved = load(Path(resume, "checkpoint.pt") if resume else evaluate)
     if saved["script"] != script_name():
-        sys.exit(f"{args.resume or args.evaluate} is of {saved['script']}.py, not of {script_name()}.py")
-    saved["args"] |= {"resume": args.resume, "evaluate": args.evaluate}
+        sys.exit(f"{resume or evaluate} is of {saved['script']}.py, not of {script_name()}.py")
+    saved["args"] |= {"resume": resume, "evaluate": evaluate}
     args = tyro.cli(Args, description=description, default=Args(**saved["args"]))
-    may_change = RESUME_MAY_CHANGE if args.resume else EVALUATE_MAY_CHANGE
+    may_change = RESUME_MAY_CHANGE if resume else EVALUATE_MAY_CHANGE
     for name, value in saved["args"].items():
         if name not in may_change and getattr(args, name) != value:
             sys.exit(f"{flag(name)} {getattr(args, name)} contradicts the run, which has {value}: leave it out")
