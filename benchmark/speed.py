@@ -1,15 +1,18 @@
 """How fast are we? Every number is a ratio or a rate from one run on one machine.
 
-    python benchmark/speed.py envs     the environments over the bare ones that they are built on
+    python benchmark/speed.py envs         the environments over the bare ones that they are built on
+    python benchmark/speed.py checkpoint   writing and reading a checkpoint of a full buffer, at the paper's sizes
 
 Prints a table and writes benchmark/results/speed_{what}.json, with the machine and the versions.
 """
 
 import argparse
+import importlib
 import json
 import os
 import platform
 import sys
+import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -20,8 +23,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gymnasium as gym
 import numpy as np
+import torch
 
 import envs
+from envs import running
 
 
 def machine() -> dict:
@@ -102,15 +107,69 @@ def measure_envs() -> list[dict]:
     return rows
 
 
+def timed(function, *args):
+    start = time.perf_counter()
+    function(*args)
+    return time.perf_counter() - start
+
+
+def measure_checkpoint() -> list[dict]:
+    rows = []
+    for name, changes in (("ddqn_mate", {"env_id": "tmaze-passive", "corridor_length": 200}), ("sac_mate", {})):
+        module = importlib.import_module(name)
+        args = module.Args(**changes)
+        vec, max_steps = running.make_envs(args, args.num_envs, None)
+        obs_dim = vec.single_observation_space.shape[0]
+        agent = module.Agent(obs_dim, vec.single_action_space, max_steps, args)
+        target = module.copy.deepcopy(agent if name.startswith("ddqn") else agent.critics)
+        optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
+        agent.zero_grad()
+        for parameter in agent.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()  # makes its state
+        rollout = module.Rollout(vec, agent, torch.device("cpu"))
+        rollout.reset(seed=0)
+
+        def make_buffer():
+            return module.ReplayBuffer(args.buffer_size, args.num_envs, max_steps, obs_dim, agent.action_dim)  # noqa: B023
+
+        buffer = make_buffer()
+        for array in buffer.episodes.values():
+            array[:] = np.random.default_rng(0).random(array.shape, dtype=np.float32)
+        buffer.length[:], buffer.count = max_steps, args.buffer_size
+        parts = (args, (0,) * 6, agent, target, optimizer)
+        with tempfile.TemporaryDirectory() as folder:
+            folder = Path(folder)
+            whole = timed(running.checkpoint, folder, *parts, buffer, rollout)
+            buffer.count += 200  # about what ten minutes of the paper's settings collect on a CPU
+            new = timed(running.checkpoint, folder, *parts, buffer, rollout)
+            size = sum(path.stat().st_size for path in folder.rglob("*.pt"))
+            read = timed(
+                lambda: running.restore(  # noqa: B023
+                    running.load(folder / "checkpoint.pt"), folder, agent, target, optimizer, make_buffer(), rollout
+                )
+            )
+        what = f"{args.env_id}, {args.buffer_size} episodes of {max_steps} steps"
+        for title, value, aim in (
+            ("write, 200 new episodes, s", new, "<= 2"),
+            ("write, all episodes new, s", whole, ""),
+            ("read, s", read, ""),
+            ("on disk, MB", size / 1e6, ""),
+        ):
+            rows.append({"what": f"{what}: {title}", "value": value, "aim": aim})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["envs"])
+    measures = {"envs": measure_envs, "checkpoint": measure_checkpoint}
+    parser.add_argument("what", choices=measures)
     parser.add_argument("--output-dir", type=Path, default=ROOT / "benchmark" / "results")
     args = parser.parse_args()
-    rows = measure_envs()
+    rows = measures[args.what]()
     for row in rows:
         value = f"{row['value']:,.0f}" if row["value"] > 100 else f"{row['value']:.3f}"
-        print(f"{row['what']:<58} {value:>12}   {row['aim']}")
+        print(f"{row['what']:<75} {value:>12}   {row['aim']}")
     args.output_dir.mkdir(parents=True, exist_ok=True)
     path = args.output_dir / f"speed_{args.what}.json"
     path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
