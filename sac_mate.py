@@ -158,7 +158,7 @@ class ReplayBuffer:
         for i in np.flatnonzero(terminated | truncated):
             slot, t = self.count % self.capacity, self.t[i]
             for name, array in self.episodes.items():
-                array[slot, : t + 1] = self.current[name][i, : t + 1]  # one more than T only where there is one more
+                array[slot, : t + 1] = self.current[name][i, : t + 1]  # t + 1 observations; a step too many of the rest
             finished.append((float(self.episodes["reward"][slot, :t].sum()), int(t)))
             self.length[slot], self.t[i] = t, 0
             self.count += 1
@@ -342,14 +342,14 @@ def evaluate(agent, vec, max_steps, episodes, device):
         infos = rollout.reset(seed=list(range(first, first + n)))
         tasks = infos.get("task", np.full(n, None))
         rewards, lengths, success = np.zeros((n, max_steps)), np.zeros(n, dtype=int), np.zeros(n)
-        running = np.ones(n, dtype=bool)  # still in its first episode, the only one that counts
-        while running.any():
+        counting = np.ones(n, dtype=bool)  # still in its first episode, the only one that counts
+        while counting.any():
             (_, _, reward, _, terminated, truncated), infos = rollout.step(agent.act(*rollout.view()))
-            rewards[running, lengths[running]] = reward[running]
+            rewards[counting, lengths[counting]] = reward[counting]
             for info in (infos, infos.get("final_info", {})):  # an episode's last step is told of in final_info
-                success = np.maximum(success, running * info.get("success", 0.0))  # Meta-World: at any step
-            lengths += running
-            running &= ~(terminated | truncated)
+                success = np.maximum(success, counting * info.get("success", 0.0))  # Meta-World: at any step
+            lengths += counting
+            counting &= ~(terminated | truncated)
         rounds.append((rewards, lengths, success, tasks))
     rewards, lengths, success, tasks = (np.concatenate(arrays)[:episodes] for arrays in zip(*rounds))
 
