@@ -18,7 +18,6 @@ X = O + A + 1 + O transition. Equation numbers are the paper's.
 
 # -------------------------------------------------------------------------------------------------------------- imports
 import copy
-import json
 import math
 import sys
 import time
@@ -114,7 +113,7 @@ class Args:
     corridor_length: int = 200  # L of T-Maze (paper: 200 to 600)
     max_episode_steps: int | None = None  # T, for an environment that is registered without one or to be cut shorter
     num_envs: int = 64  # environments that are stepped together and acted for in one batch (the paper does not say)
-    total_episodes: int = 80_000  # length of the run (paper: 80,000)
+    total_episodes: int = 80_000  # length of the run, and so of the fall of epsilon (paper: 80,000)
     learning_starts: int = 100  # episodes collected before the first update
     updates_per_episode: float = 1.0  # gradient updates per episode collected (the paper does not say)
     batch_size: int = 64  # episodes in a batch (paper: 64)
@@ -353,22 +352,21 @@ def train(args, saved=None):
     rollout = Rollout(vec, agent, device)
 
     # START OR RESUME
-    global_step = updates = next_eval = 0
+    global_step, updates, evaluated_at, next_checkpoint = 0, 0, -1, 0.0  # evaluate and save before anything else
     best_return, last_return, start_time = -math.inf, -math.inf, time.time()
     if saved is None:
         run_dir, writer = running.open_run(args)
         rollout.reset(seed=args.seed)
     else:
-        global_step, updates, next_eval, best_return, last_return, seconds = saved["counters"]
+        global_step, updates, evaluated_at, best_return, last_return, seconds = saved["counters"]
         running.restore(saved, Path(args.resume), agent, target, optimizer, buffer, rollout)
         if buffer.count >= args.total_episodes and Path(args.resume, "results.json").exists():
-            sys.exit(f"{args.resume} is finished; a --total-episodes of more than {args.total_episodes} would go on")
+            sys.exit(f"{args.resume} is finished; a --total-episodes of more than {buffer.count} would go on with it")
         run_dir, writer = running.open_run(args, step=global_step)
         start_time -= seconds
-    next_checkpoint = 0.0  # the first one at once, so that there always is one
     progress = tqdm(initial=buffer.count, total=args.total_episodes, unit="episode", dynamic_ncols=True, disable=None)
 
-    metrics, stop = {}, running.Stop()
+    stop = running.Stop()
     try:
         while True:
             epsilon = epsilon_at(buffer.count, max_steps, args)
@@ -387,9 +385,11 @@ def train(args, saved=None):
 
             # EVALUATE, at the start, at intervals and at the end
             finished = buffer.count >= args.total_episodes
-            if (buffer.count >= next_eval or finished) and not stop:
-                next_eval = (buffer.count // args.eval_interval + 1) * args.eval_interval
+            due = buffer.count // args.eval_interval > evaluated_at // args.eval_interval
+            if (due or finished and evaluated_at < buffer.count) and not stop:
+                evaluated_at = buffer.count
                 eval_metrics = evaluate(agent, eval_vec, max_steps, args.eval_episodes, device)
+                running.finite(eval_metrics, global_step)
                 for name, value in eval_metrics.items():
                     writer.add_scalar(name, value, global_step)
                 last_return = eval_metrics["eval/episodic_return"]
@@ -402,10 +402,9 @@ def train(args, saved=None):
             # CHECKPOINT, at intervals, at the end, and when told to stop
             stopping = bool(stop)
             if stopping or finished or time.time() >= next_checkpoint:
-                running.finite(metrics, global_step)  # a run gone wrong must not replace its last good checkpoint
                 writer.flush()
                 seconds = time.time() - start_time
-                counters = (global_step, updates, next_eval, best_return, last_return, seconds)
+                counters = (global_step, updates, evaluated_at, best_return, last_return, seconds)
                 running.checkpoint(run_dir, args, counters, agent, target, optimizer, buffer, rollout)
                 next_checkpoint = time.time() + 60 * args.checkpoint_interval
             if stopping:
@@ -417,7 +416,8 @@ def train(args, saved=None):
             # ACT, one step in every environment
             step, _ = rollout.step(agent.explore(*rollout.view(), epsilon))
             global_step += args.num_envs
-            running.finite({"action": step[1], "reward": step[2], "observation": step[3]}, global_step)
+            numbers = {"action": step[1], "reward": step[2], "observation": step[3], "first observation": rollout.obs}
+            running.finite(numbers, global_step)
             for episodic_return, episodic_length in buffer.add(*step):
                 writer.add_scalar("charts/episodic_return", episodic_return, global_step)
                 writer.add_scalar("charts/episodic_length", episodic_length, global_step)
@@ -428,13 +428,17 @@ def train(args, saved=None):
             running.save_model(run_dir / "model.pt", args, agent)
         results = {"best_return": best_return, "last_return": last_return, "episodes": buffer.count}
         results |= {"steps": global_step, "updates": updates, "seconds": seconds}
-        (run_dir / "results.json").write_text(json.dumps(results, indent=1))
+        running.save_json(results, run_dir / "results.json")
         progress.write(f"best average return {best_return:.3f}, last {last_return:.3f}, in {run_dir}")
+    except OSError as error:  # the log meets a full disk before a checkpoint does
+        running.cannot_write(run_dir, error)
     finally:
-        for thing in (stop, progress, writer, vec, eval_vec):
-            thing.close()
+        running.close(stop, progress, writer, vec, eval_vec)
 
 
 if __name__ == "__main__":
     args, saved = running.command_line(Args, __doc__.splitlines()[0])
-    running.evaluate_model(args, saved, Agent, evaluate) if args.evaluate else train(args, saved)
+    if args.evaluate is None:
+        train(args, saved)
+    else:
+        running.evaluate_model(args, saved, Agent, evaluate)

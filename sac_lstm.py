@@ -22,7 +22,6 @@ numbers and Greek letters are the paper's, those of Eq. (27) and (28).
 
 # -------------------------------------------------------------------------------------------------------------- imports
 import copy
-import json
 import math
 import sys
 import time
@@ -376,22 +375,21 @@ def train(args, saved=None):
     rollout = Rollout(vec, agent, device)
 
     # START OR RESUME
-    global_step = updates = next_eval = 0
+    global_step, updates, evaluated_at, next_checkpoint = 0, 0, -1, 0.0  # evaluate and save before anything else
     best_return, last_return, start_time = -math.inf, -math.inf, time.time()
     if saved is None:
         run_dir, writer = running.open_run(args)
         rollout.reset(seed=args.seed)
     else:
-        global_step, updates, next_eval, best_return, last_return, seconds = saved["counters"]
+        global_step, updates, evaluated_at, best_return, last_return, seconds = saved["counters"]
         running.restore(saved, Path(args.resume), agent, target, optimizer, buffer, rollout)
         if global_step >= args.total_timesteps and Path(args.resume, "results.json").exists():
-            sys.exit(f"{args.resume} is finished; a --total-timesteps of more than {args.total_timesteps} would go on")
+            sys.exit(f"{args.resume} is finished; a --total-timesteps of more than {global_step} would go on with it")
         run_dir, writer = running.open_run(args, step=global_step)
         start_time -= seconds
-    next_checkpoint = 0.0  # the first one at once, so that there always is one
     progress = tqdm(initial=global_step, total=args.total_timesteps, unit="step", dynamic_ncols=True, disable=None)
 
-    metrics, stop = {}, running.Stop()
+    stop = running.Stop()
     try:
         while True:
             # LEARN, as many updates as the steps so far allow: episodes that end early do not slow it down
@@ -408,9 +406,11 @@ def train(args, saved=None):
 
             # EVALUATE, at the start, at intervals and at the end
             finished = global_step >= args.total_timesteps
-            if (global_step >= next_eval or finished) and not stop:
-                next_eval = (global_step // args.eval_interval + 1) * args.eval_interval
+            due = global_step // args.eval_interval > evaluated_at // args.eval_interval
+            if (due or finished and evaluated_at < global_step) and not stop:
+                evaluated_at = global_step
                 eval_metrics = evaluate(agent, eval_vec, max_steps, args.eval_episodes, device)
+                running.finite(eval_metrics, global_step)
                 for name, value in eval_metrics.items():
                     writer.add_scalar(name, value, global_step)
                 last_return = eval_metrics["eval/episodic_return"]
@@ -423,10 +423,9 @@ def train(args, saved=None):
             # CHECKPOINT, at intervals, at the end, and when told to stop
             stopping = bool(stop)
             if stopping or finished or time.time() >= next_checkpoint:
-                running.finite(metrics, global_step)  # a run gone wrong must not replace its last good checkpoint
                 writer.flush()
                 seconds = time.time() - start_time
-                counters = (global_step, updates, next_eval, best_return, last_return, seconds)
+                counters = (global_step, updates, evaluated_at, best_return, last_return, seconds)
                 running.checkpoint(run_dir, args, counters, agent, target, optimizer, buffer, rollout)
                 next_checkpoint = time.time() + 60 * args.checkpoint_interval
             if stopping:
@@ -443,7 +442,8 @@ def train(args, saved=None):
             step, _ = rollout.step(action)
             global_step += args.num_envs
             progress.update(args.num_envs)
-            running.finite({"action": step[1], "reward": step[2], "observation": step[3]}, global_step)
+            numbers = {"action": step[1], "reward": step[2], "observation": step[3], "first observation": rollout.obs}
+            running.finite(numbers, global_step)
             for episodic_return, episodic_length in buffer.add(*step):
                 writer.add_scalar("charts/episodic_return", episodic_return, global_step)
                 writer.add_scalar("charts/episodic_length", episodic_length, global_step)
@@ -453,13 +453,17 @@ def train(args, saved=None):
             running.save_model(run_dir / "model.pt", args, agent)
         results = {"best_return": best_return, "last_return": last_return, "episodes": buffer.count}
         results |= {"steps": global_step, "updates": updates, "seconds": seconds}
-        (run_dir / "results.json").write_text(json.dumps(results, indent=1))
+        running.save_json(results, run_dir / "results.json")
         progress.write(f"best average return {best_return:.3f}, last {last_return:.3f}, in {run_dir}")
+    except OSError as error:  # the log meets a full disk before a checkpoint does
+        running.cannot_write(run_dir, error)
     finally:
-        for thing in (stop, progress, writer, vec, eval_vec):
-            thing.close()
+        running.close(stop, progress, writer, vec, eval_vec)
 
 
 if __name__ == "__main__":
     args, saved = running.command_line(Args, __doc__.splitlines()[0])
-    running.evaluate_model(args, saved, Agent, evaluate) if args.evaluate else train(args, saved)
+    if args.evaluate is None:
+        train(args, saved)
+    else:
+        running.evaluate_model(args, saved, Agent, evaluate)

@@ -77,7 +77,7 @@ def make_vec(
         vec = gym.make_vec(
             env_id,
             num_envs,
-            vectorization_mode="async" if asynchronous else "sync",
+            vectorization_mode="async" if asynchronous and video_folder is None else "sync",
             vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
             wrappers=wrappers,
             **kwargs,

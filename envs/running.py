@@ -4,6 +4,8 @@ Files are written beside and renamed, so that at any moment there is a whole fil
 with weights_only=True: tensors and plain containers, never code, whoever made the file.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import random
@@ -25,8 +27,9 @@ from envs import state
 
 RESUME_MAY_CHANGE = {"total_episodes", "total_timesteps", "eval_interval", "eval_episodes", "checkpoint_interval"}
 RESUME_MAY_CHANGE |= {"capture_video", "save_model", "track", "wandb_project_name", "wandb_entity"}
-EVALUATE_MAY_CHANGE = {"eval_episodes", "capture_video", "env_id", "corridor_length", "max_episode_steps"}
-EVALUATE_MAY_CHANGE |= {"num_envs", "async_envs", "cuda", "seed"}
+EVALUATE_MAY_CHANGE = {"eval_episodes", "capture_video", "corridor_length", "max_episode_steps", "num_envs"}
+locks = []  # kept open while the process lives
+EVALUATE_MAY_CHANGE |= {"async_envs", "cuda", "seed"}
 
 
 def flag(name):
@@ -50,11 +53,17 @@ def script_name():
 def command_line(Args, description):
     """The arguments, and the file that --resume or --evaluate names, whose arguments are then the defaults."""
     # Looked up by hand: the other flags can be made sense of only with that file's arguments for defaults.
-    words = [part for word in sys.argv[1:] for part in word.split("=", 1)] + [None]
+    words = [part for word in sys.argv[1:] for part in (word.split("=", 1) if word[:2] == "--" else [word])] + [None]
     resume, evaluate = (words[words.index(f) + 1] if f in words else None for f in ("--resume", "--evaluate"))
-    if not resume and not evaluate:
+    if resume is None and evaluate is None:
         return tyro.cli(Args, description=description), None
-    saved = load(Path(resume, "checkpoint.pt") if resume else evaluate)
+    if resume is not None and evaluate is not None:
+        sys.exit("--resume goes on with a run and --evaluate looks at a model: give one of them")
+    if resume is not None:
+        lock(Path(resume))
+    saved = load(evaluate if resume is None else Path(resume, "checkpoint.pt"))
+    if not isinstance(saved, dict) or "script" not in saved:
+        sys.exit(f"{resume or evaluate} is not a file that this script has saved")
     if saved["script"] != script_name():
         sys.exit(f"{resume or evaluate} is of {saved['script']}.py, not of {script_name()}.py")
     saved["args"] |= {"resume": resume, "evaluate": evaluate}
@@ -80,23 +89,52 @@ def make_envs(args, num_envs, actions, **options):
 
 def open_run(args, step=None):
     """The run's folder and its TensorBoard writer. What a run that is resumed at `step` had logged later is void."""
-    run_dir = Path(args.resume or f"runs/{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "args.json").write_text(json.dumps(asdict(args), indent=1))
-    except OSError as error:
-        sys.exit(f"cannot write to {run_dir}: {error.strerror}")
+    if args.resume is not None:
+        run_dir = Path(args.resume)
+        (run_dir / "results.json").unlink(missing_ok=True)  # what says that a run is finished
+    else:
+        run_dir = new_folder(f"runs/{args.env_id}__{args.exp_name}__{args.seed}__")
+        lock(run_dir)
+    save_json(asdict(args), run_dir / "args.json")
     if args.track:
         import wandb
 
+        name = run_dir.resolve().name
         wandb.init(
-            project=args.wandb_project_name, entity=args.wandb_entity, name=run_dir.name, id=run_dir.name,
+            project=args.wandb_project_name, entity=args.wandb_entity, name=name, id=name.replace(":", "-"),
             config=asdict(args), sync_tensorboard=True, resume="allow",
         )  # fmt: skip
     writer = SummaryWriter(run_dir, purge_step=None if step is None else step + 1)
     rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
     writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", step)
     return run_dir, writer
+
+
+def new_folder(prefix):
+    while True:
+        run_dir = Path(f"{prefix}{int(time.time())}")
+        try:
+            run_dir.mkdir(parents=True)
+            return run_dir
+        except FileExistsError:
+            if run_dir.parent.is_dir():  # another run was started in the same second
+                time.sleep(1)
+            else:
+                sys.exit(f"cannot write to {run_dir}: {run_dir.parent} is not a folder")
+        except OSError as error:
+            sys.exit(f"cannot write to {run_dir}: {error.strerror}")
+
+
+def lock(run_dir):
+    """Two processes in one run would delete each other's files. The lock goes with the process, however it ends."""
+    try:
+        file = open(run_dir / "lock", "w")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"{run_dir} is being trained by another process")
+    except OSError:
+        return  # no such folder, which the caller answers, or a filesystem without locks
+    locks.append(file)
 
 
 def finite(values, step):
@@ -112,9 +150,9 @@ class Stop:
     """True once SIGTERM or SIGINT has come, so that the run can be saved first. A second SIGINT stops at once."""
 
     def __init__(self):
-        self.signal, self.before = None, {}
+        self.signal, self.handlers_before = None, {}
         if threading.current_thread() is threading.main_thread():  # only there does Python take signals
-            self.before = {s: signal.signal(s, self.receive) for s in (signal.SIGTERM, signal.SIGINT)}
+            self.handlers_before = {s: signal.signal(s, self.receive) for s in (signal.SIGTERM, signal.SIGINT)}
 
     def receive(self, number, frame):
         self.signal = number
@@ -124,7 +162,7 @@ class Stop:
         return self.signal is not None
 
     def close(self):
-        for number, handler in self.before.items():
+        for number, handler in self.handlers_before.items():
             signal.signal(number, handler)
 
 
@@ -137,6 +175,7 @@ def evaluate_model(args, saved, Agent, evaluate):
     metrics = evaluate(agent, vec, max_steps, args.eval_episodes, device)
     mean, error = metrics["eval/episodic_return"], metrics["eval/return_standard_error"]
     low, high = mean - 1.96 * error, mean + 1.96 * error
+    vec.close()
     print(f"return {mean:.3f} over {args.eval_episodes} episodes, 95 % confidence {low:.3f} to {high:.3f}")
     if "eval/success_rate" in metrics:
         print(f"success rate {metrics['eval/success_rate']:.3f}")
@@ -150,18 +189,38 @@ def record_video(folder, args, agent, evaluate, device):
     vec.close()
 
 
-def save(content, path):
+@contextlib.contextmanager
+def written_beside(path):
     temporary = Path(f"{path}.tmp")
     try:
         with open(temporary, "wb") as file:
-            torch.save(content, file)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:  # a full disk is either, depending on where torch meets it
         temporary.unlink(missing_ok=True)
-        reason = str(error).splitlines()[0]
-        sys.exit(f"cannot write {path}: {reason}; what was saved before is whole")
+        cannot_write(path, error)
+
+
+def cannot_write(path, error):
+    sys.exit(f"cannot write {path}: {str(error).splitlines()[0]}; the last checkpoint, if there is one, is whole")
+
+
+def save(content, path):
+    with written_beside(path) as file:
+        torch.save(content, file)
+
+
+def save_json(content, path):
+    with written_beside(path) as file:
+        file.write(json.dumps(content, indent=1).encode())
+
+
+def close(*things):
+    for thing in things:
+        with contextlib.suppress(OSError):  # a full disk must not keep the others open
+            thing.close()
 
 
 def load(path):
@@ -178,7 +237,11 @@ def save_model(path, args, agent):
 
 
 def checkpoint(run_dir, args, counters, agent, target, optimizer, buffer, rollout):
-    """All that the rest of the run depends on. Of the finished episodes, only those that are new since the last one."""
+    """All that the rest of the run depends on. Of the finished episodes, only those that are new since the last one.
+
+    A run gone wrong must not replace its last good checkpoint, so the weights have to be finite.
+    """
+    finite({name: value.abs().max() for name, value in agent.state_dict().items()}, counters[0])
     save_episodes(buffer, run_dir / "episodes")
     content = {"script": script_name(), "args": asdict(args), "counters": counters, "random": random_state()}
     content |= {"agent": agent.state_dict(), "target": target.state_dict(), "optimizer": optimizer.state_dict()}
@@ -248,13 +311,13 @@ def random_state():
     return {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state(), "cuda": cuda}
 
 
-def set_random_state(state):
-    random.setstate(state["python"])
-    key = np.array(state["numpy"]["state"]["key"], dtype=np.uint32)
-    np.random.set_state(state["numpy"] | {"state": state["numpy"]["state"] | {"key": key}})
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+def set_random_state(saved):
+    random.setstate(saved["python"])
+    key = np.array(saved["numpy"]["state"]["key"], dtype=np.uint32)
+    np.random.set_state(saved["numpy"] | {"state": saved["numpy"]["state"] | {"key": key}})
+    torch.set_rng_state(saved["torch"])
+    if saved["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(saved["cuda"])
 
 
 def begin(args):

@@ -6,7 +6,7 @@ draws only from its own generator, as ours and Gymnasium's do.
 """
 
 import multiprocessing
-import signal
+import os
 
 import gymnasium as gym
 
@@ -20,8 +20,8 @@ class Restorable(gym.Wrapper):
         super().__init__(env)
         self.beginning = None  # a seed, or the generator's state
         self.replay = None  # such a beginning, and the actions since
-        if multiprocessing.parent_process() is not None:  # Ctrl-C reaches all processes: the main one decides
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if multiprocessing.parent_process() is not None:  # a worker: leave the group that Ctrl-C and schedulers signal,
+            os.setpgrp()  # so that the main process is the one to stop, and still has its workers while it saves
 
     def reset(self, *, seed=None, options=None):
         if self.replay is None:

@@ -39,6 +39,14 @@ class Broken(Echo):
         return np.zeros(3, dtype=np.float32), np.nan if self.t == 7 else 1.0, False, False, {}
 
 
+class BrokenStart(Echo):
+    """Gives a first observation that is not a number, in all episodes but the one that is begun by a seed."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.full(3, 0.0 if seed is not None else np.nan, dtype=np.float32), {}
+
+
 class Unbounded(Successful):
     action_space = gym.spaces.Box(-np.inf, np.inf, (2,))
 
@@ -50,5 +58,6 @@ class Image(Successful):
 gym.register("successful", entry_point=Successful)  # with no limit to its episodes
 gym.register("echo", entry_point=Echo, max_episode_steps=10)
 gym.register("broken", entry_point=Broken, max_episode_steps=10)
+gym.register("broken-start", entry_point=BrokenStart, max_episode_steps=10)
 gym.register("unbounded", entry_point=Unbounded, max_episode_steps=5)
 gym.register("image", entry_point=Image, max_episode_steps=5)

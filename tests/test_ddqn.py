@@ -358,6 +358,8 @@ def test_a_run_that_diverges_stops_and_says_so(run):
     done, [folder] = run("ddqn_mate", *flags, code=1)
     assert "is not finite at step" in done.stderr and done.stderr.count("\n") == 1
     assert not (folder / "model.pt").exists() and not (folder / "results.json").exists()
+    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
+    assert all(value.isfinite().all() for value in saved["agent"].values()), "the last good one"
 
 
 @pytest.mark.parametrize("name", DDQN)

@@ -23,19 +23,8 @@ from envs import running, state
 
 KILLS = int(os.environ.get("KILLS", 3))  # by hand: KILLS=100 python -m pytest tests/test_resume.py -k killed
 EPISODES = max(700, 40 * KILLS)
-TMAZE = [
-    "--corridor-length",
-    6,
-    "--total-episodes",
-    EPISODES,
-    "--memory-dim",
-    16,
-    "--hidden-dim",
-    16,
-    "--batch-size",
-    8,
-]
-TMAZE += ["--learning-starts", 20, "--num-envs", 3, "--eval-interval", 200, "--eval-episodes", 6]
+TMAZE = f"--corridor-length 6 --total-episodes {EPISODES} --memory-dim 16 --hidden-dim 16 --batch-size 8".split()
+TMAZE += "--learning-starts 20 --num-envs 3 --eval-interval 200 --eval-episodes 6".split()
 
 
 def start(name, *flags, cwd, **kwargs):
@@ -57,7 +46,8 @@ def assert_same_weights(a, b):
 
 
 def fingerprint(folder):
-    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.fixture(scope="module")
@@ -317,19 +307,23 @@ def test_loading_runs_no_code_of_the_file(tmp_path):
 
 
 def test_resuming_refuses_what_it_cannot_do_and_overwrites_nothing(uninterrupted, run, tmp_path):
-    done_run = shutil.copytree(uninterrupted, tmp_path / "done")
+    done_run = shutil.copytree(uninterrupted, tmp_path / "lr=3")
     before = fingerprint(done_run)
     damaged = shutil.copytree(uninterrupted, tmp_path / "damaged")
     content = (damaged / "checkpoint.pt").read_bytes()
     (damaged / "checkpoint.pt").write_bytes(content[: len(content) // 2])
     for flags, answer in (
-        (["--resume", done_run], "is finished; a --total-episodes of more than 700 would go on"),
+        (["--resume", done_run], "is finished; a --total-episodes of more than 70"),
         (["--resume", done_run, "--gamma", 0.5], "--gamma 0.5 contradicts the run, which has 0.99: leave it out"),
         (["--batch-size", 9, f"--resume={done_run}"], "--batch-size 9 contradicts the run"),
         (["--resume", tmp_path / "nowhere"], "there is no"),
         (["--resume", damaged], "is damaged"),
         (["--evaluate", done_run / "args.json"], "is damaged, or not a file"),
         (["--evaluate", done_run / "model.pt", "--memory-dim", 8], "--memory-dim 8 contradicts the run"),
+        (["--evaluate", done_run / "model.pt", "--env-id", "CartPole-v1"], "--env-id CartPole-v1 contradicts the run"),
+        (["--evaluate", next((done_run / "episodes").iterdir())], "is not a file that this script has saved"),
+        (["--evaluate", done_run / "model.pt", "--resume", done_run], "give one of them"),
+        (["--resume", ""], "there is no checkpoint.pt"),
     ):
         result, _ = run("ddqn_mate", *flags, code=1)
         assert answer in result.stderr and result.stderr.count("\n") == 1 and not result.stdout, result.stderr
@@ -345,6 +339,56 @@ def test_a_finished_run_goes_on_with_a_larger_budget(uninterrupted, run, tmp_pat
     assert results_of(folder)["episodes"] >= 760 and "episodes 0 " not in result.stdout
     steps = [step for step, _ in scalars_of(folder)["charts/episodic_return"]]
     assert steps == sorted(steps) and len(steps) == results_of(folder)["episodes"]
+
+
+def test_a_run_that_is_extended_and_then_killed_is_not_taken_for_finished(uninterrupted, run, tmp_path):
+    """The results of the shorter run are gone as soon as it goes on, so a kill before the new ones leaves it open."""
+    folder = shutil.copytree(uninterrupted, tmp_path / "extended")
+    process = start("ddqn_mate", "--resume", folder, "--total-episodes", EPISODES + 100000, cwd=tmp_path)
+    while (folder / "results.json").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    run("ddqn_mate", "--resume", folder, "--total-episodes", EPISODES + 40)
+    assert results_of(folder)["episodes"] >= EPISODES + 40
+    (
+        folder / "results.json"
+    ).unlink()  # as if killed just before they were written: nothing is evaluated or logged twice
+    run("ddqn_mate", "--resume", folder)
+    steps = [step for step, _ in scalars_of(folder)["eval/episodic_return"]]
+    assert steps == sorted(set(steps)) and results_of(folder)["episodes"] >= EPISODES + 40
+
+
+def test_one_process_per_run_and_one_run_per_folder(uninterrupted, run, tmp_path):
+    folder = shutil.copytree(uninterrupted, tmp_path / "shared")
+    process = start("ddqn_mate", "--resume", folder, "--total-episodes", 100000, cwd=tmp_path)
+    while (folder / "results.json").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    result, _ = run("ddqn_mate", "--resume", folder, "--total-episodes", 200000, code=1)
+    assert result.stderr == f"{folder} is being trained by another process\n"
+    process.kill()
+    process.communicate()
+    first, second = (running.new_folder(str(tmp_path / "runs" / "x__")) for _ in range(2))
+    assert first != second, "also when they are started in the same second"
+
+
+def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_main_process(tmp_path):
+    """As Ctrl-C in a terminal and the time limit of a scheduler send it."""
+    flags = "--env-id cheetah-vel --async-envs --total-timesteps 100000 --learning-starts 80 --max-episode-steps 20"
+    flags += " --batch-size 4 --num-envs 2 --memory-dim 8 --hidden-dim 8 --eval-episodes 2"
+    for number in (signal.SIGINT, signal.SIGTERM):
+        cwd = tmp_path / str(int(number))
+        cwd.mkdir()
+        process = start("sac_mate", *flags.split(), cwd=cwd, start_new_session=True)
+        process.stdout.readline()  # the evaluation before the first step
+        time.sleep(1)
+        os.killpg(process.pid, number)
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 128 + number and not errors, errors
+        [folder] = (cwd / "runs").iterdir()
+        assert running.load(folder / "checkpoint.pt")["counters"][0] > 0 and "go on with --resume" in output
 
 
 def test_evaluate_needs_no_other_flag(uninterrupted, run):
@@ -377,10 +421,28 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(uninterrupted, tmp_path):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert errors.startswith(f"cannot write {folder / 'checkpoint.pt'}") and errors.count("\n") == 1, errors
-    assert "what was saved before is whole" in errors
+    assert "the last checkpoint, if there is one, is whole" in errors
     assert fingerprint(folder)[folder / "checkpoint.pt"] == before
     assert not list(folder.rglob("*.tmp"))
     assert running.load(folder / "checkpoint.pt")["count"] >= 700
+
+
+def test_a_full_disk_is_met_in_one_line_wherever_it_is_met(uninterrupted, tmp_path):
+    """The arguments' file, the log, the episodes: whatever is the first to need more than there is."""
+    for limit in (100, 2000, 20_000):
+        folder = shutil.copytree(uninterrupted, tmp_path / str(limit))
+        before = fingerprint(folder)
+
+        def small_files():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))  # noqa: B023
+
+        process = start("ddqn_mate", "--resume", folder, "--total-episodes", 5000, cwd=tmp_path, preexec_fn=small_files)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 1 and errors.startswith("cannot write") and errors.count("\n") == 1, errors
+        after = fingerprint(folder)
+        for name in ("checkpoint.pt", "model.pt", "args.json"):
+            assert after[folder / name] == before[folder / name] or name == "args.json" and limit > 100
+        assert not list(folder.rglob("*.tmp"))
 
 
 def test_a_folder_that_cannot_be_written_is_answered_in_one_line(run, tmp_path):
