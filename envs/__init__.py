@@ -9,6 +9,9 @@ In each of them a context is drawn at every reset and hidden from the observatio
     ant-dir, cheetah-vel          direction to run in, speed to run at      locomotion.py
     walker-param, hopper-param    multipliers of mass, damping, friction    locomotion.py
     ml10, ml10-appendix           one of ten tasks, one of its 50 goals     manipulation.py
+
+`context.py` is what they share. `running.py` and `state.py` are not about environments: they are what the scripts need
+around a run, its folder, its checkpoints, so that a script together with this folder is all that there is to copy.
 """
 
 import importlib

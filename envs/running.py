@@ -28,8 +28,8 @@ from envs import state
 RESUME_MAY_CHANGE = {"total_episodes", "total_timesteps", "eval_interval", "eval_episodes", "checkpoint_interval"}
 RESUME_MAY_CHANGE |= {"capture_video", "save_model", "track", "wandb_project_name", "wandb_entity"}
 EVALUATE_MAY_CHANGE = {"eval_episodes", "capture_video", "corridor_length", "max_episode_steps", "num_envs"}
-locks = []  # kept open while the process lives
 EVALUATE_MAY_CHANGE |= {"async_envs", "cuda", "seed"}
+locks = []  # kept open while the process lives
 
 
 def flag(name):
@@ -89,6 +89,11 @@ def make_envs(args, num_envs, actions, **options):
 
 def open_run(args, step=None):
     """The run's folder and its TensorBoard writer. What a run that is resumed at `step` had logged later is void."""
+    if args.track:
+        try:
+            import wandb
+        except ImportError:
+            sys.exit("--track needs Weights and Biases: pip install wandb")
     if args.resume is not None:
         run_dir = Path(args.resume)
         (run_dir / "results.json").unlink(missing_ok=True)  # what says that a run is finished
@@ -97,8 +102,6 @@ def open_run(args, step=None):
         lock(run_dir)
     save_json(asdict(args), run_dir / "args.json")
     if args.track:
-        import wandb
-
         name = run_dir.resolve().name
         wandb.init(
             project=args.wandb_project_name, entity=args.wandb_entity, name=name, id=name.replace(":", "-"),

@@ -393,6 +393,7 @@ def test_track_is_the_usual_switch(run, tmp_path):
 @pytest.mark.parametrize(
     "flags, answer",
     [
+        (["--track"], "--track needs Weights and Biases: pip install wandb"),  # not among the requirements
         (["--env-id", "CartPole-v1"], "SAC needs a flat, bounded Box"),
         (["--env-id", "ant"], "unknown environment 'ant'"),
         (["--env-id", "odd_envs:unbounded"], "SAC needs a flat, bounded Box"),
