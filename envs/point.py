@@ -26,7 +26,7 @@ def move(position, action, goal):
 
 
 class PointRobot(gym.Env):
-    metadata = {"render_modes": []}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
 
     def __init__(self, render_mode: str | None = None):
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), dtype=np.float32)
@@ -42,6 +42,15 @@ class PointRobot(gym.Env):
     def step(self, action):
         self.position, reward = move(self.position, action, self.context)
         return self.position.astype(np.float32), float(reward), False, False, {"context": self.context.copy()}
+
+    def render(self):
+        """The circle that goals are drawn from in grey, the goal in green, the point in orange."""
+        y, x = np.mgrid[1.5:-1.5:240j, -1.5:1.5:240j]
+        image = np.full((240, 240, 3), 30, dtype=np.uint8)
+        image[abs(np.hypot(x, y) - 1) < 0.01] = 110
+        for (px, py), radius, colour in ((self.context, 0.1, (60, 170, 90)), (self.position, 0.06, (240, 150, 40))):
+            image[np.hypot(x - px, y - py) < radius] = colour
+        return image
 
 
 class PointRobotVector(ContextVector):

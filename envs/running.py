@@ -82,9 +82,14 @@ def make_envs(args, num_envs, actions, **options):
     if args.env_id.split(":")[-1].startswith("tmaze") and hasattr(args, "corridor_length"):
         options["corridor_length"] = args.corridor_length
     try:
-        return envs.make_vec(args.env_id, num_envs, getattr(args, "async_envs", False), actions=actions, **options)
+        vec, max_steps = envs.make_vec(
+            args.env_id, num_envs, getattr(args, "async_envs", False), actions=actions, **options
+        )
     except (ValueError, gym.error.Error) as error:
         sys.exit(str(error))
+    if args.capture_video and "rgb_array" not in vec.metadata.get("render_modes", []):
+        sys.exit(f"{args.env_id} has no pictures: leave out --capture-video")
+    return vec, max_steps
 
 
 def open_run(args, step=None):

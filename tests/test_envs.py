@@ -72,7 +72,7 @@ def test_ids_are_registered():
 @pytest.mark.parametrize("name", CONTEXT_SIZE)
 def test_check_env(name):
     # T-Maze's pictures are checked too; a MuJoCo window would need a display.
-    check_env(gym.make(name).unwrapped, skip_render_check=not name.startswith("tmaze"))
+    check_env(gym.make(name).unwrapped, skip_render_check=not name.startswith(("tmaze", "point")))
 
 
 @pytest.mark.parametrize("name", CONTEXT_SIZE)
@@ -412,6 +412,18 @@ def test_tmaze_picture_shows_agent_oracle_cue_and_true_goal(length):
 
 
 # ---------------------------------------------------------------------------------------------------- point robot
+
+
+def test_point_robot_picture_shows_point_and_goal():
+    env = gym.make("point-robot", render_mode="rgb_array")
+    env.reset(options={"context": [0.0, 1.0]})
+    for _ in range(5):
+        env.step(np.array([1.0, 0.0], dtype=np.float32))
+    image = env.render()
+    goal = np.argwhere((image == (60, 170, 90)).all(-1)).mean(0)
+    point = np.argwhere((image == (240, 150, 40)).all(-1)).mean(0)
+    np.testing.assert_allclose(goal, [40, 120], atol=2)  # (row, column): 80 pixels a unit, the origin in the middle
+    np.testing.assert_allclose(point, [120, 160], atol=2)
 
 
 def test_point_robot_moves_and_pays_as_defined():

@@ -370,6 +370,12 @@ def test_same_seed_same_weights_and_another_seed_others(run, tmp_path):
     assert not any(torch.equal(weights[0][key], weights[2][key]) for key in weights[0])
 
 
+def test_videos_of_evaluations(run):
+    flags = ["--env-id", "point-robot", "--total-timesteps", 90, "--learning-starts", 80, "--capture-video", *SMALL]
+    _, [folder] = run("sac_markov", *flags, "--no-save-model")
+    assert len(list((folder / "videos").glob("*/*.mp4"))) == 2 and not (folder / "model.pt").exists()
+
+
 def test_track_is_the_usual_switch(run, tmp_path):
     (tmp_path / "wandb.py").write_text("import json\ndef init(**k): json.dump(k, open('wandb.json', 'w'))\n")
     flags = [
@@ -393,6 +399,7 @@ def test_track_is_the_usual_switch(run, tmp_path):
 @pytest.mark.parametrize(
     "flags, answer",
     [
+        (["--env-id", "odd_envs:echo", "--max-episode-steps", 10, "--capture-video"], "has no pictures"),
         (["--track"], "--track needs Weights and Biases: pip install wandb"),  # not among the requirements
         (["--env-id", "CartPole-v1"], "SAC needs a flat, bounded Box"),
         (["--env-id", "ant"], "unknown environment 'ant'"),
