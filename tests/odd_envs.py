@@ -32,11 +32,15 @@ class Echo(Successful):
 
 
 class Broken(Echo):
-    """Gives a reward that is not a number at its seventh step."""
+    """Gives a reward that is not a number at its seventh step, if it was begun by a seed as small as a run's."""
+
+    def reset(self, *, seed=None, options=None):
+        self.breaks = seed is not None and seed < 1000
+        return super().reset(seed=seed)
 
     def step(self, action):
         self.t += 1
-        return np.zeros(3, dtype=np.float32), np.nan if self.t == 7 else 1.0, False, False, {}
+        return np.zeros(3, dtype=np.float32), np.nan if self.t == 7 and self.breaks else 1.0, False, False, {}
 
 
 class BrokenStart(Echo):

@@ -319,7 +319,7 @@ def test_the_state_embedding_is_on_the_sphere():
     [
         (["--learning-rate", 1e30], "action is not finite at step"),
         (["--env-id", "odd_envs:broken"], "reward is not finite at step 21:"),  # the seventh step of three environments
-        (["--env-id", "odd_envs:broken-start"], "first observation is not finite at step 30:"),  # of the second episode
+        (["--env-id", "odd_envs:broken-start"], "first observation is not finite at step 60:"),  # of the second episode
     ],
 )
 def test_a_run_that_goes_wrong_stops_and_says_so(flags, what, run):
