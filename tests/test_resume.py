@@ -151,6 +151,7 @@ def train_with_stops(module, args, monkeypatch, tmp_path, every):
         except SystemExit as stopped:
             assert stopped.code == 128 + signal.SIGTERM
         stops += 1
+        time.sleep(1 - time.time() % 1)  # TensorBoard orders a run's files by the second in which they were begun
         [folder] = (tmp_path / "runs").iterdir()
         args = args | {"resume": str(folder)}
         saved = running.load(folder / "checkpoint.pt")
