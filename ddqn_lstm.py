@@ -330,6 +330,7 @@ def train(args, saved=None):
     if saved is None:
         run_dir, writer = running.open_run(args)
         rollout.reset(seed=args.seed)
+        running.finite({"first observation": rollout.obs}, step=0)
     else:
         global_step, updates, evaluated_at, best_return, last_return, seconds = saved["counters"]
         running.restore(saved, Path(args.resume), agent, target, optimizer, buffer, rollout)
@@ -354,7 +355,8 @@ def train(args, saved=None):
                     scalars |= {"charts/epsilon": epsilon, "charts/updates": updates, "charts/SPS": sps}
                     for name, value in scalars.items():
                         writer.add_scalar(name, value, global_step)
-                    progress.set_postfix_str(f"return {last_return:.3f}, loss {scalars['losses/td_loss']:.2g}")
+                    loss = scalars["losses/td_loss"]
+                    progress.set_postfix_str(f"return {last_return:.3f}, loss {loss:.2g}, {sps} steps/s")
 
             # EVALUATE, at the start, at intervals and at the end
             finished = buffer.count >= args.total_episodes

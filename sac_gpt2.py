@@ -407,6 +407,7 @@ def train(args, saved=None):
     if saved is None:
         run_dir, writer = running.open_run(args)
         rollout.reset(seed=args.seed)
+        running.finite({"first observation": rollout.obs}, step=0)
     else:
         global_step, updates, evaluated_at, best_return, last_return, seconds = saved["counters"]
         running.restore(saved, Path(args.resume), agent, target, optimizer, buffer, rollout)
@@ -420,7 +421,7 @@ def train(args, saved=None):
     try:
         while True:
             # LEARN, as many updates as the steps so far allow: episodes that end early do not slow it down
-            while updates < (global_step - args.learning_starts) * args.updates_per_step and not stop:
+            while buffer.count and updates < (global_step - args.learning_starts) * args.updates_per_step and not stop:
                 metrics = update(agent, target, optimizer, buffer.sample(args.batch_size, device), args)
                 updates += 1
                 if updates % 100 == 0:
@@ -429,7 +430,8 @@ def train(args, saved=None):
                     scalars |= {"charts/updates": updates, "charts/SPS": sps}
                     for name, value in scalars.items():
                         writer.add_scalar(name, value, global_step)
-                    progress.set_postfix_str(f"return {last_return:.3f}, loss {scalars['losses/qf1_loss']:.2g}")
+                    loss = scalars["losses/qf1_loss"]
+                    progress.set_postfix_str(f"return {last_return:.3f}, loss {loss:.2g}, {sps} steps/s")
 
             # EVALUATE, at the start, at intervals and at the end
             finished = global_step >= args.total_timesteps

@@ -269,6 +269,13 @@ def test_switches_run(changes, monkeypatch, tmp_path):
     assert (weights["log_alpha"].exp().item() == pytest.approx(0.1)) == ("alpha" in changes)
 
 
+def test_learning_waits_for_the_first_episode_of_many_environments(monkeypatch, tmp_path):
+    """With 40 environments of 20 steps nothing has ended after 100 steps in all, though learning could start."""
+    changes = {"env_id": "point-robot", "num_envs": 40, "learning_starts": 100, "total_timesteps": 1000}
+    _, folder = train_here("sac_markov", monkeypatch, tmp_path, **changes)
+    assert results_of(folder)["updates"] == math.ceil((1000 - 100) * 0.05), "and then catches up"
+
+
 def test_actions_are_random_before_learning_starts(monkeypatch, tmp_path):
     module, explored = script("sac_mate"), []
     explore = module.Agent.explore
