@@ -78,20 +78,8 @@ class Memory(nn.Module):
 
 # ----------------------------------------------------------------------------------------------------------------- args
 @dataclass
-class Args:
+class Args(running.Args):  # which adds the flags of any run: --seed, --cuda, --resume, --evaluate, --capture-video ...
     exp_name: str = Path(__file__).stem  # name of this experiment, part of the run's folder
-    seed: int = 1  # seed of the networks, the exploration and the training environments; evaluation has its own
-    torch_deterministic: bool = True  # if off, cuDNN may choose faster kernels that do not repeat to the bit
-    cuda: bool = True  # use the GPU if there is one
-    track: bool = False  # also log to Weights and Biases
-    wandb_project_name: str = "mate"  # project in Weights and Biases
-    wandb_entity: str | None = None  # team in Weights and Biases
-    capture_video: bool = False  # record an episode at every evaluation, into the run's folder
-    save_model: bool = True  # save the final networks into the run's folder
-    checkpoint_interval: float = 10.0  # minutes between checkpoints
-    resume: str | None = None  # folder of a run to go on with, as if it had never stopped
-    evaluate: str | None = None  # model.pt of a run to evaluate, with --eval-episodes and --capture-video, and exit
-
     env_id: str = "tmaze-passive"  # any Gymnasium id with discrete actions and a flat observation, like tmaze-active
     corridor_length: int = 200  # L of T-Maze (paper: 200 to 600)
     max_episode_steps: int | None = None  # T, for an environment that is registered without one or to be cut shorter

@@ -82,20 +82,8 @@ class Memory(nn.Module):
 
 # ----------------------------------------------------------------------------------------------------------------- args
 @dataclass
-class Args:
+class Args(running.Args):  # which adds the flags of any run: --seed, --cuda, --resume, --evaluate, --capture-video ...
     exp_name: str = Path(__file__).stem  # name of this experiment, part of the run's folder
-    seed: int = 1  # seed of the networks, the exploration and the training environments; evaluation has its own
-    torch_deterministic: bool = True  # if off, cuDNN may choose faster kernels that do not repeat to the bit
-    cuda: bool = True  # use the GPU if there is one
-    track: bool = False  # also log to Weights and Biases
-    wandb_project_name: str = "mate"  # project in Weights and Biases
-    wandb_entity: str | None = None  # team in Weights and Biases
-    capture_video: bool = False  # record an episode at every evaluation, into the run's folder
-    save_model: bool = True  # save the final networks into the run's folder
-    checkpoint_interval: float = 10.0  # minutes between checkpoints
-    resume: str | None = None  # folder of a run to go on with, as if it had never stopped
-    evaluate: str | None = None  # model.pt of a run to evaluate, with --eval-episodes and --capture-video, and exit
-
     env_id: str = "ant-dir"  # any Gymnasium id with a bounded Box of actions and a flat observation
     max_episode_steps: int | None = None  # T, for an environment that is registered without one or to be cut shorter
     num_envs: int = 16  # environments that are stepped together and acted for in one batch (the paper does not say)
@@ -184,15 +172,19 @@ def mlp(input_dim, hidden_dim, output_dim):
 
 
 class Critics(nn.Module):
-    """Twin Q(s_t, m_t, a_t)."""
+    """Twin Q(s_t, m_t, a_t). What their first layers make of (s_t, m_t) can be kept and used with several actions."""
 
     def __init__(self, feature_dim, action_dim, hidden_dim):
         super().__init__()
+        self.feature_dim = feature_dim
         self.q1, self.q2 = (mlp(feature_dim + action_dim, hidden_dim, 1) for _ in range(2))
 
-    def forward(self, h, action):  # (B, T, 2D), (B, T, A) -> (B, T) twice
-        inputs = torch.cat([h, action], dim=-1)
-        return self.q1(inputs).squeeze(-1), self.q2(inputs).squeeze(-1)
+    def look(self, h):  # (B, T, 2D) -> (B, T, H) twice: the first layers' columns for h, and their biases
+        return [F.linear(h, q[0].weight[:, : self.feature_dim], q[0].bias) for q in (self.q1, self.q2)]
+
+    def forward(self, looks, action):  # (B, T, H) twice, (B, T, A) -> (B, T) twice
+        first = [k + F.linear(action, q[0].weight[:, self.feature_dim :]) for q, k in zip((self.q1, self.q2), looks)]
+        return self.q1[1:](first[0]).squeeze(-1), self.q2[1:](first[1]).squeeze(-1)
 
 
 class Agent(nn.Module):
@@ -301,16 +293,18 @@ def update(agent, target, optimizer, batch, args):
 
     # CRITICS AND ENCODER
     with torch.no_grad():
-        next_q = torch.minimum(*target(h[:, 1:], new_action[:, 1:]))  # the encoder has no target copy
+        next_q = torch.minimum(*target(target.look(h[:, 1:]), new_action[:, 1:]))  # the encoder has no target copy
         y = batch["reward"] + args.gamma * (1 - batch["terminated"]) * (next_q - alpha * log_prob[:, 1:])  # (B, T)
-    q1, q2 = agent.critics(h[:, :-1], action)
+    looks = agent.critics.look(h[:, :-1])  # once for both the action taken and the actor's
+    q1, q2 = agent.critics(looks, action)
     qf1_loss, qf2_loss = average((q1 - y).square()), average((q2 - y).square())
 
     # ACTOR, with critics that under Eq. (28) take no gradient either
     theta = dict(agent.critics.named_parameters())
     if args.freeze_critic:
         theta = {name: parameter.detach() for name, parameter in theta.items()}
-    q = torch.minimum(*torch.func.functional_call(agent.critics, theta, (actor_h[:, :-1], new_action[:, :-1])))
+        looks = [look.detach() for look in looks]
+    q = torch.minimum(*torch.func.functional_call(agent.critics, theta, (looks, new_action[:, :-1])))
     actor_loss = average(alpha * log_prob[:, :-1] - q)  # Eq. (27) or (28)
 
     # ENTROPY: alpha rises while the policy is less random than it should be. The loss is linear in log alpha, not in

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted(path.stem for path in ROOT.glob("*_*.py"))  # ddqn_gpt2, ddqn_lstm, ...
@@ -30,6 +31,12 @@ def run(tmp_path):
         return done, folders
 
     return start
+
+
+def twin_q(critics, h, action):
+    """Q1 and Q2 written out plainly: two networks of (h, a). The scripts make them in two steps."""
+    inputs = torch.cat([h, action], dim=-1)
+    return critics.q1(inputs).squeeze(-1), critics.q2(inputs).squeeze(-1)
 
 
 def results_of(folder):

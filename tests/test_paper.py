@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import results_of, script
+from conftest import results_of, script, twin_q
 from test_sac import A, T, make_batch, make_update, update_with_noise
 from torch.distributions import Normal
 from torch.utils.flop_counter import FlopCounterMode
@@ -345,10 +345,10 @@ def test_eq_27_and_28_gradients_of_the_actors_loss_parameter_by_parameter(name, 
     base = Normal(mean, (-5 + 3.5 * (raw.tanh() + 1)).exp())
     u = base.mean + base.stddev * noise
     action, log_prob = u.tanh(), (base.log_prob(u) - torch.log(1 - u.tanh() ** 2)).sum(-1)
-    next_q = torch.minimum(*target(h[:, 1:], action[:, 1:])) - 0.2 * log_prob[:, 1:]  # alpha is 0.2 at first
+    next_q = torch.minimum(*twin_q(target, h[:, 1:], action[:, 1:])) - 0.2 * log_prob[:, 1:]  # alpha is 0.2 at first
     y = (batch["reward"] + args.gamma * (1 - batch["terminated"]) * next_q).detach()
-    critic_loss = sum((q - y)[mask].square().mean() for q in agent.critics(h[:, :-1], batch["action"]))
-    q = torch.minimum(*agent.critics(h[:, :-1], action[:, :-1]))
+    critic_loss = sum((q - y)[mask].square().mean() for q in twin_q(agent.critics, h[:, :-1], batch["action"]))
+    q = torch.minimum(*twin_q(agent.critics, h[:, :-1], action[:, :-1]))
     actor_loss = (0.2 * log_prob[:, :-1] - q)[mask].mean()
     names, parameters = zip(*((n, p) for n, p in agent.named_parameters() if n != "log_alpha"))
     from_critic = torch.autograd.grad(critic_loss, parameters, retain_graph=True, allow_unused=True)

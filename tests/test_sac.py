@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SCRIPTS, results_of, scalars_of, script
+from conftest import ROOT, SCRIPTS, results_of, scalars_of, script, twin_q
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 import envs
@@ -33,7 +33,7 @@ def make_update(name, **changes):
         x = module.transition(batch["obs"][:, :-1], batch["action"], batch["reward"], batch["obs"][:, 1:])
         h = agent.features(batch["obs"], agent.memory(x))
         for critics in (agent.critics, other.critics):
-            q1, q2 = critics(h[:, :-1], batch["action"])
+            q1, q2 = twin_q(critics, h[:, :-1], batch["action"])
             critics.q1[-1].bias.sub_((q1 - q2)[batch["mask"].bool()].median())
     target = other.critics.requires_grad_(False)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
@@ -95,16 +95,18 @@ def test_losses_against_a_slow_loop(name, autotune):
                 h = agent.features(s[None], agent.memory.read(state))
                 state = agent.memory.step(torch.cat([s, a, r[None], s_next])[None], state)
                 h_next = agent.features(s_next[None], agent.memory.read(state))
-                q1, q2 = agent.critics(h, a[None])
+                q1, q2 = twin_q(agent.critics, h, a[None])
                 y = r
                 if not batch["terminated"][b, t]:
                     next_action, next_log_prob = policy(h_next, noise[b, t + 1])
-                    y = r + args.gamma * (min(q.item() for q in target(h_next, next_action)) - 0.3 * next_log_prob)
+                    y = r + args.gamma * (
+                        min(q.item() for q in twin_q(target, h_next, next_action)) - 0.3 * next_log_prob
+                    )
                     bootstrapped += t == length - 1
                 squares1.append((q1 - y) ** 2)
                 squares2.append((q2 - y) ** 2)
                 new_action, log_prob = policy(h, noise[b, t])
-                new_q = [q.item() for q in agent.critics(h, new_action)]
+                new_q = [q.item() for q in twin_q(agent.critics, h, new_action)]
                 smaller.add(new_q[0] < new_q[1])
                 actor.append(0.3 * log_prob - min(new_q))
                 log_probs.append(log_prob)
