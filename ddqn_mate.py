@@ -79,12 +79,13 @@ class Memory(nn.Module):
 # ----------------------------------------------------------------------------------------------------------------- args
 @dataclass
 class Args(running.Args):  # which adds the flags of any run: --seed, --cuda, --resume, --evaluate, --capture-video ...
-    exp_name: str = Path(__file__).stem  # name of this experiment, part of the run's folder
+    # task
     env_id: str = "tmaze-passive"  # any Gymnasium id with discrete actions and a flat observation, like tmaze-active
     corridor_length: int = 200  # L of T-Maze (paper: 200 to 600)
     max_episode_steps: int | None = None  # T, for an environment that is registered without one or to be cut shorter
     num_envs: int = 64  # environments that are stepped together and acted for in one batch (the paper does not say)
     total_episodes: int = 80_000  # length of the run, and so of the fall of epsilon (paper: 80,000)
+    # learning
     learning_starts: int = 100  # episodes collected before the first update
     updates_per_episode: float = 1.0  # gradient updates per episode collected (the paper does not say)
     batch_size: int = 64  # episodes in a batch (paper: 64)
@@ -93,13 +94,18 @@ class Args(running.Args):  # which adds the flags of any run: --seed, --cuda, --
     gamma: float = 0.99  # discount factor (paper: 0.99)
     tau: float = 0.001  # how far the target network moves in an update (paper: 0.001)
     max_grad_norm: float = 0.03  # gradients are clipped to this norm (paper: 0.03)
+    # networks
     memory_dim: int = 128  # D, the size of the memory and of the state embedding (paper: 128)
     hidden_dim: int = 256  # H, the width of the two hidden layers of the Q-network (paper: 256)
+    # exploration
     start_epsilon: float = 1.0  # probability of a random action at first (paper: 1)
     end_epsilon: float | None = None  # probability of a random action at last (paper: 1/T, which is the default)
     exploration_fraction: float = 0.1  # part of the run over which epsilon falls from the one to the other (paper: 0.1)
+    # evaluation
     eval_interval: int = 1_000  # episodes between evaluations
     eval_episodes: int = 50  # episodes of an evaluation, the same seeds each time
+    # run
+    exp_name: str = Path(__file__).stem  # name of this experiment, part of the run's folder
 
     def __post_init__(self):
         at_most_one = {"gamma", "tau", "start_epsilon", "end_epsilon", "exploration_fraction"}

@@ -73,12 +73,13 @@ class Memory(nn.Module):
 # ----------------------------------------------------------------------------------------------------------------- args
 @dataclass
 class Args(running.Args):  # which adds the flags of any run: --seed, --cuda, --resume, --evaluate, --capture-video ...
-    exp_name: str = Path(__file__).stem  # name of this experiment, part of the run's folder
+    # task
     env_id: str = "ant-dir"  # any Gymnasium id with a bounded Box of actions and a flat observation
     max_episode_steps: int | None = None  # T, for an environment that is registered without one or to be cut shorter
     num_envs: int = 16  # environments that are stepped together and acted for in one batch (the paper does not say)
     async_envs: bool = False  # step each environment in a process of its own
     total_timesteps: int = 1_000_000  # length of the run, in steps over all environments (the paper does not say)
+    # learning
     learning_starts: int = 20_000  # steps with random actions before the first update
     updates_per_step: float = 0.02  # gradient updates per step (the paper does not say; four per 200-step episode)
     batch_size: int = 64  # episodes in a batch (paper: 64)
@@ -86,13 +87,17 @@ class Args(running.Args):  # which adds the flags of any run: --seed, --cuda, --
     learning_rate: float = 1e-4  # of Adam, for all networks (paper: 1e-4)
     gamma: float = 0.99  # discount factor (paper: 0.99)
     tau: float = 0.001  # how far the target critics move in an update (paper: 0.001)
-    memory_dim: int = 256  # D, the size of the memory and of the state embedding (paper: 256)
-    hidden_dim: int = 512  # H, the width of the two hidden layers of actor and critics (paper: 512)
     freeze_critic: bool = True  # the actor's loss trains the actor alone, Eq. (28); off: Eq. (27) (paper: on)
     autotune: bool = True  # tune the entropy coefficient to a target entropy of -A
     alpha: float = 0.2  # the entropy coefficient, above 0, or where it starts when tuned (the paper does not say)
+    # networks
+    memory_dim: int = 256  # D, the size of the memory and of the state embedding (paper: 256)
+    hidden_dim: int = 512  # H, the width of the two hidden layers of actor and critics (paper: 512)
+    # evaluation
     eval_interval: int = 20_000  # steps between evaluations
     eval_episodes: int = 20  # episodes of an evaluation, the same seeds each time
+    # run
+    exp_name: str = Path(__file__).stem  # name of this experiment, part of the run's folder
 
     def __post_init__(self):
         may_be_zero = {"seed", "updates_per_step", "gamma"}

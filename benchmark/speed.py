@@ -1,19 +1,32 @@
-"""How fast are we? Every number is a ratio or a rate from one run on one machine.
+"""How fast are we, and how close to the machine? What the paper's Table 1 claims, measured in one run on one machine.
 
-    python benchmark/speed.py envs         the environments over the bare ones that they are built on
-    python benchmark/speed.py checkpoint   writing and reading a checkpoint of a full buffer, at the paper's sizes
+    python benchmark/speed.py             everything below: about 40 minutes, on an otherwise idle machine
+    python benchmark/speed.py rollout     time of a step against t, and steps per second against the number of environments
+    python benchmark/speed.py update      time and memory of an update against T, and the share that is matrix products
+    python benchmark/speed.py program     steps and updates per second of whole scripts, and where their time goes
+    python benchmark/speed.py envs        the environments over the bare ones that they are built on
+    python benchmark/speed.py checkpoint  writing and reading a checkpoint of a full buffer, at the paper's sizes
+    python benchmark/speed.py startup     how long it takes from the command to the first step
+    python benchmark/speed.py --redraw    the figures again, from the JSON files
 
-Prints a table and writes benchmark/results/speed_{what}.json, with the machine and the versions.
+Prints tables and writes benchmark/results/speed_{what}.json, with the machine and the versions, and .png. One thread
+(OMP_NUM_THREADS=1) and no GPU, except where a row says otherwise.
 """
 
 import argparse
+import contextlib
+import copy
 import importlib
 import json
+import multiprocessing
 import os
 import platform
+import resource
+import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,9 +37,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import gymnasium as gym
 import numpy as np
 import torch
+from matplotlib.figure import Figure
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import envs
+from benchmark.runs import WIDTH, look
 from envs import running
+
+CPU = torch.device("cpu")
+MEMORIES = ("mate", "lstm", "gpt2")
+SIZES = {  # of networks and batches; the paper's are the scripts' defaults
+    "paper": {},
+    "small": {"memory_dim": 64, "hidden_dim": 128, "batch_size": 32},
+}
+SPACES = {  # observation and action of T-Maze, and of cheetah-vel
+    "ddqn": (3, gym.spaces.Discrete(4)),
+    "sac": (17, gym.spaces.Box(-1, 1, (6,))),
+}
 
 
 def machine() -> dict:
@@ -42,7 +69,367 @@ def machine() -> dict:
     }
 
 
-def seconds_per_step(env, actions, reset) -> float:
+def in_child(function, *args):
+    """In a process of its own: what one measurement leaves in memory does not touch the next."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(function, args)
+
+
+def median_time(function, budget, least=3, most=50):
+    """Median seconds of a call, over as many calls as the budget of seconds allows."""
+    times = []
+    while len(times) < least or sum(times) < budget and len(times) < most:
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def make_agent(name, max_steps, size="paper"):
+    module = importlib.import_module(name)
+    obs_dim, action_space = SPACES[name.split("_")[0]]
+    torch.manual_seed(0)
+    args = module.Args(**SIZES[size])
+    return module, args, module.Agent(obs_dim, action_space, max_steps, args)
+
+
+# -------------------------------------------------------------------------------------------------------------- rollout
+class NoEnvironments:
+    """N environments that never end and cost nothing, so that what is left is the agent."""
+
+    def __init__(self, num_envs, obs_dim):
+        self.num_envs, self.obs = num_envs, np.zeros((num_envs, obs_dim), dtype=np.float32)
+        self.reward, self.ended = np.zeros(num_envs), np.zeros(num_envs, dtype=bool)
+
+    def reset(self, seed=None):
+        return self.obs, {}
+
+    def step(self, action):
+        return self.obs, self.reward, self.ended, self.ended, {}
+
+
+def explore(module, agent, rollout):
+    epsilon = (0.1,) if module.__name__.startswith("ddqn") else ()
+    return rollout.step(agent.explore(*rollout.view(), *epsilon))[0]
+
+
+def step_times(name, num_envs, max_steps, episodes, bins):
+    """Microseconds of a step of all environments, in bins of t: medians over the bin and over the episodes."""
+    module, _, agent = make_agent(name, max_steps)
+    rollout = module.Rollout(NoEnvironments(num_envs, SPACES[name.split("_")[0]][0]), agent, CPU)
+    times = np.zeros((1 + episodes, max_steps))
+    for episode in times:
+        rollout.reset(seed=0)
+        for t in range(max_steps):
+            start = time.perf_counter()
+            explore(module, agent, rollout)
+            episode[t] = time.perf_counter() - start
+    by_bin = 1e6 * np.median(times[1:].reshape(episodes, bins, -1).swapaxes(0, 1).reshape(bins, -1), axis=1)
+    middle = (np.arange(bins) + 0.5) * max_steps / bins
+    return [{"t": float(t), "us": float(us)} for t, us in zip(middle, by_bin)]
+
+
+def steps_per_second(name, num_envs, budget):
+    """DDQN: the whole rollout on T-Maze of T = 200, policy, environment and buffer. SAC: acting alone."""
+    module, _, agent = make_agent(name, 200)
+    buffer = None
+    if name.startswith("ddqn"):
+        vec, max_steps = envs.make_vec("tmaze-passive", num_envs, corridor_length=199)
+        buffer = module.ReplayBuffer(1_000, num_envs, max_steps, 3, 4)
+    else:
+        vec = NoEnvironments(num_envs, SPACES["sac"][0])
+    rollout = module.Rollout(vec, agent, CPU)
+
+    def episode():  # the whole of it, because GPT-2's later steps cost more
+        rollout.reset(seed=0)
+        for _ in range(200):
+            step = explore(module, agent, rollout)
+            if buffer is not None:
+                buffer.add(*step)
+
+    episode()
+    return 200 * num_envs / median_time(episode, budget)
+
+
+def measure_rollout(quick):
+    max_steps, episodes, bins = (40, 1, 4) if quick else (2_000, 5, 40)
+    rows = []
+    for num_envs in (1, 64):
+        for memory in MEMORIES:
+            points = in_child(step_times, f"ddqn_{memory}", num_envs, max_steps, episodes, bins)
+            rows += [{"kind": "step", "script": f"ddqn_{memory}", "num_envs": num_envs} | point for point in points]
+            what = f"ddqn_{memory}, {num_envs} environments: time of a step at t = {max_steps} over t = 1"
+            rows.append({"kind": "ratio", "what": what, "value": points[-1]["us"] / points[0]["us"]})
+    for algorithm, what in (("ddqn", "T-Maze, T = 200, whole rollout"), ("sac", "acting alone, T = 200")):
+        for memory in MEMORIES:
+            for num_envs in (4,) if quick else (1, 4, 16, 64, 256, 1024):
+                rate = in_child(steps_per_second, f"{algorithm}_{memory}", num_envs, 0 if quick else 3)
+                row = {"kind": "rate", "script": f"{algorithm}_{memory}", "num_envs": num_envs, "value": rate}
+                rows.append(row | {"what": f"{algorithm}_{memory}, {num_envs} environments: {what}, steps/s"})
+    return rows
+
+
+def draw_rollout(rows):
+    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+    axes = figure.subplots(2, 2)
+    for ax, num_envs in zip(axes[0], (1, 64)):
+        for memory in MEMORIES:
+            points = [r for r in rows if r["kind"] == "step" and r["script"] == f"ddqn_{memory}"]
+            points = [r for r in points if r["num_envs"] == num_envs]
+            style = look(memory)
+            ax.plot([r["t"] for r in points], [r["us"] / 1e3 for r in points], color=style.color, label=style.label)
+        ax.set(xlabel="t", ylabel="time of a step (ms)", ylim=(0, None))
+        ax.set_title(f"Double DQN, {num_envs} environment{'s' * (num_envs > 1)}")
+    for ax, algorithm, title in zip(
+        axes[1], ("ddqn", "sac"), ("Double DQN, T-Maze (T = 200), all in all", "SAC, acting alone (T = 200)")
+    ):
+        for memory in MEMORIES:
+            points = [r for r in rows if r["kind"] == "rate" and r["script"] == f"{algorithm}_{memory}"]
+            style = look(memory)
+            x, y = [r["num_envs"] for r in points], [r["value"] for r in points]
+            ax.loglog(x, y, color=style.color, marker=style.marker, label=style.label)
+        ax.set(xlabel="environments in a batch", ylabel="steps per second", title=title)
+    axes[0, 0].legend()
+    return figure
+
+
+# --------------------------------------------------------------------------------------------------------------- update
+class MatrixProducts(TorchDispatchMode):
+    """Notes the shapes of all matrix products that run within it, as (batch, rows, inner, columns)."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if name in ("mm", "addmm", "bmm", "baddbmm"):
+            a, b = [x for x in args if isinstance(x, torch.Tensor)][-2:]
+            self.shapes.append((*(a.shape[:-2] or (1,)), *a.shape[-2:], b.shape[-1]))
+        elif name.startswith("_scaled_dot_product") and "backward" not in name:
+            B, _, T, D = args[0].shape
+            self.shapes += [
+                (B, T, D, T),
+                (B, T, T, D),
+            ]  # q k' and p v, without the use that a kernel makes of causality
+        elif name.startswith("_scaled_dot_product"):  # p anew, and the gradients of v, p, q and k
+            B, _, T, D = args[1].shape
+            self.shapes += [(B, T, D, T), (B, T, T, D), (B, T, D, T), (B, T, T, D), (B, T, T, D)]
+        elif name == "mkldnn_rnn_layer":  # the LSTM: the inputs all at once, the recurrence step by step
+            T, B, D = args[0].shape
+            self.shapes += [(1, T * B, D, 4 * D)] + T * [(1, B, D, 4 * D)]
+        elif name == "mkldnn_rnn_layer_backward":  # gradients of inputs and weights
+            T, B, D = args[0].shape
+            self.shapes += [(1, T * B, 4 * D, D)] + T * [(1, B, 4 * D, D)] + 2 * [(1, 4 * D, T * B, D)]
+        return function(*args, **(kwargs or {}))
+
+    def flops(self):
+        return sum(2 * n * rows * inner * columns for n, rows, inner, columns in self.shapes)
+
+
+def measure_one_update(name, size, T, threads, budget):
+    """Seconds, peak memory and floating-point operations of an update, and seconds of its matrix products alone."""
+    torch.set_num_threads(threads)
+    running.keep_freed_memory()
+    module, args, agent = make_agent(name, T, size)
+    target = copy.deepcopy(agent if name.startswith("ddqn") else agent.critics).requires_grad_(False)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
+    obs_dim, _ = SPACES[name.split("_")[0]]
+    buffer = module.ReplayBuffer(args.batch_size, 1, T, obs_dim, agent.action_dim)
+    buffer.episodes["obs"][:] = np.random.default_rng(0).normal(size=buffer.episodes["obs"].shape)
+    buffer.episodes["action"][..., 0] = 1
+    buffer.count, buffer.length[:] = args.batch_size, T
+    batch = buffer.sample(args.batch_size, CPU)
+
+    def update():
+        module.update(agent, target, optimizer, batch, args)
+
+    page = resource.getpagesize()
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * page
+    update()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    with MatrixProducts() as products:
+        update()
+    kinds = Counter(products.shapes)
+    operands = {s: (torch.rand(s[:3]), torch.rand(s[0], s[2], s[3]), torch.empty(s[0], s[1], s[3])) for s in kinds}
+    operands = {s: [x[0] if s[0] == 1 else x for x in abc] for s, abc in operands.items()}
+    update_times, product_times = [], []
+    while len(update_times) < 2 or sum(update_times) < budget and len(update_times) < 50:  # in turns, so that a busy
+        update_times.append(median_time(update, 0, least=1))  # moment of the machine hits both
+        start = time.perf_counter()
+        for shape, count in kinds.items():
+            a, b, out = operands[shape]
+            for _ in range(count):
+                torch.matmul(a, b, out=out)
+        product_times.append(time.perf_counter() - start)
+    seconds, alone = float(np.median(update_times)), float(np.median(product_times))
+    return {
+        "seconds": seconds, "peak_mb": peak / 1e6, "gflop": products.flops() / 1e9,
+        "gflop_per_second": products.flops() / seconds / 1e9, "products_seconds": alone, "fraction": alone / seconds,
+        "parameters": sum(p.numel() for p in agent.parameters()),
+    }  # fmt: skip
+
+
+def measure_update(quick):
+    lengths, sizes, budget = (50, 100, 200, 400, 600, 1_000), list(SIZES), 5
+    if quick:
+        lengths, sizes, budget = (5, 10), ["small"], 0
+    configurations = [(a, size, m, T, 1) for a in ("ddqn", "sac") for size in sizes for m in MEMORIES for T in lengths]
+    if not quick:
+        configurations += [(a, "paper", m, 200, os.cpu_count()) for a in ("ddqn", "sac") for m in MEMORIES]
+    rows = []
+    for algorithm, size, memory, T, threads in configurations:
+        name = f"{algorithm}_{memory}"
+        numbers = in_child(measure_one_update, name, size, T, threads, budget)
+        what = f"{name}, {size} sizes, T = {T}, {threads} thread{'s' * (threads > 1)}: update, s"
+        row = {"what": what, "value": numbers["seconds"], "script": name, "size": size, "T": T, "threads": threads}
+        rows.append(row | numbers)
+        print(f"{what:<60} {numbers['seconds']:8.3f}  products {numbers['fraction']:.0%}", flush=True)
+    return rows
+
+
+def draw_update(rows):
+    figure = Figure(figsize=(WIDTH, 5.4), layout="constrained")
+    axes = figure.subplots(3, 4, sharex=True)
+    columns = [(algorithm, size) for algorithm in ("ddqn", "sac") for size in SIZES]
+    for column, (algorithm, size) in zip(axes.T, columns):
+        for memory in MEMORIES:
+            chosen = [r for r in rows if r["script"] == f"{algorithm}_{memory}" and r["size"] == size]
+            chosen = [r for r in chosen if r["threads"] == 1]
+            style, T = look(memory), [r["T"] for r in chosen]
+            for ax, key, scale in zip(column, ("seconds", "peak_mb", "fraction"), (1, 1e-3, 100)):
+                y = [scale * r[key] for r in chosen]
+                ax.plot(T, y, color=style.color, marker=style.marker, label=style.label)
+        column[0].set_title(f"{'Double DQN' if algorithm == 'ddqn' else 'SAC'}, {size} sizes")
+        column[2].set(xlabel="episode length T", ylim=(0, 100))
+        for ax in column[:2]:
+            ax.set_ylim(0, None)
+    for ax, label in zip(axes[:, 0], ("time of an update (s)", "peak memory (GB)", "matrix products\n(% of the time)")):
+        ax.set_ylabel(label)
+    axes[0, 0].legend()
+    return figure
+
+
+# -------------------------------------------------------------------------------------------------------------- program
+class Clock:
+    """Seconds and calls of each part of a program. Within a part that is timed, an inner one is not counted twice."""
+
+    def __init__(self):
+        self.seconds, self.calls, self.part, self.since = Counter(), Counter(), "rest", time.perf_counter()
+
+    def switch(self, part):
+        now = time.perf_counter()
+        self.seconds[self.part] += now - self.since
+        before, self.part, self.since = self.part, part, now
+        return before
+
+    def timed(self, function, part):
+        def wrapper(*args, **kwargs):
+            if self.part == "evaluation":
+                return function(*args, **kwargs)
+            self.calls[part] += 1
+            before = self.switch(part)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.switch(before)
+
+        return wrapper
+
+
+def run_program(name, flags):
+    """Trains for a while. Returns what a step costs once updates are under way, in seconds, by part."""
+    module, clock = importlib.import_module(name), Clock()
+    args = module.Args(**flags)
+    make_envs, open_run = running.make_envs, running.open_run
+
+    def make_timed_envs(*args, **kwargs):
+        vec, max_steps = make_envs(*args, **kwargs)
+        vec.step = clock.timed(vec.step, "environment")
+        return vec, max_steps
+
+    def open_timed_run(*args, **kwargs):  # the last thing before the loop
+        opened = open_run(*args, **kwargs)
+        clock.switch("rest")
+        clock.seconds.clear()
+        return opened
+
+    running.make_envs, running.open_run = make_timed_envs, open_timed_run
+    for owner, function, part in (
+        (module, "update", "update"), (module.ReplayBuffer, "sample", "sampling"), (module.ReplayBuffer, "add", "buffer"),
+        (module.Rollout, "step", "memory"), (module.Rollout, "view", "reading"), (module.Agent, "explore", "policy"),
+        (module, "evaluate", "evaluation"), (running, "checkpoint", "evaluation"),
+    ):  # fmt: skip
+        setattr(owner, function, clock.timed(getattr(owner, function), part))
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as devnull:
+        os.chdir(folder)
+        with contextlib.redirect_stdout(devnull), contextlib.redirect_stderr(devnull):
+            module.train(args)
+        clock.switch("end")
+        os.chdir(ROOT)
+    one = {part: clock.seconds[part] / clock.calls[part] for part in clock.calls}
+    if name.startswith("ddqn"):
+        updates_per_step = args.updates_per_episode / (args.corridor_length + 1)
+    else:
+        updates_per_step = args.updates_per_step
+    steps = args.num_envs * clock.calls["environment"]
+    return updates_per_step, {
+        "environment": one["environment"] / args.num_envs,
+        "acting": (one["reading"] + one["policy"] + one["memory"]) / args.num_envs,
+        "update": updates_per_step * (one["sampling"] + one["update"]),
+        "rest": one["buffer"] / args.num_envs + clock.seconds["rest"] / steps,
+    }
+
+
+def measure_program(quick):
+    ddqn = {"corridor_length": 200, "total_episodes": 192}
+    sac = {"learning_starts": 20_000, "total_timesteps": 20_800}
+    if quick:
+        tiny = {"memory_dim": 8, "hidden_dim": 8, "batch_size": 2, "num_envs": 2}
+        ddqn = tiny | {"corridor_length": 3, "total_episodes": 12, "learning_starts": 4}
+        sac = tiny | {"learning_starts": 60, "total_timesteps": 200, "max_episode_steps": 10}
+    programs = [(f"ddqn_{memory}", "tmaze-passive", ddqn) for memory in MEMORIES]
+    programs += [(f"sac_{m}", env_id, sac) for env_id in ("cheetah-vel", "ml10") for m in (*MEMORIES, "markov")]
+    if quick:
+        programs = [(name, env_id, flags) for name, env_id, flags in programs if "mate" in name and env_id != "ml10"]
+    rows = []
+    for name, env_id, flags in programs:
+        # Evaluations and checkpoints are left out: how often they come is the user's choice.
+        flags = flags | {"env_id": env_id, "eval_episodes": 1, "eval_interval": 1_000_000, "cuda": False}
+        updates_per_step, parts = in_child(run_program, name, flags)
+        total = sum(parts.values())
+        row = {"script": name, "env_id": env_id, "what": f"{name} on {env_id}: steps/s", "value": 1 / total}
+        row |= {"updates_per_second": updates_per_step / total}
+        rows.append(row | {"share": {part: seconds / total for part, seconds in parts.items()}})
+        shares = ", ".join(f"{part} {seconds / total:.1%}" for part, seconds in parts.items())
+        print(
+            f"{name} on {env_id}: {1 / total:,.0f} steps/s, {updates_per_step / total:.2f} updates/s; {shares}",
+            flush=True,
+        )
+    return rows
+
+
+def draw_program(rows):
+    groups = list(dict.fromkeys(row["env_id"] for row in rows))
+    figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
+    for ax, env_id in zip(np.atleast_1d(figure.subplots(1, len(groups))), groups):
+        chosen = [row for row in rows if row["env_id"] == env_id]
+        labels = [f"{look(row['script']).label}\n{row['value']:,.0f} steps/s" for row in chosen]
+        bottom = np.zeros(len(chosen))
+        for part, color in zip(chosen[0]["share"], ("#56B4E9", "#E69F00", "#0072B2", "#999999")):
+            height = [100 * row["share"][part] for row in chosen]
+            ax.bar(labels, height, bottom=bottom, color=color, label=part)
+            bottom += height
+        ax.set(title=f"{'Double DQN' if env_id.startswith('tmaze') else 'SAC'}, {env_id}", ylim=(0, 100))
+        ax.tick_params(axis="x", labelsize=6)
+        ax.grid(visible=False, axis="x")
+    figure.axes[0].set_ylabel("share of the time (%)")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+# ---------------------------------------------------------------------------------------------------------------- envs
+def seconds_per_step(env, actions, reset):
     """Over one pass of the actions, with the time of resets left out."""
     reset()
     total = 0.0
@@ -55,19 +442,24 @@ def seconds_per_step(env, actions, reset) -> float:
     return total / len(actions)
 
 
-def ratio(ours, reset_ours, bare, reset_bare, blocks=40, steps=500) -> tuple[float, float]:
+def ratio(ours, options, bare, blocks, steps):
     """Median over blocks that alternate between the two, so that a busy moment of the machine hits both."""
     ours.action_space.seed(0)
     times = []
     for _ in range(blocks):
         actions = [ours.action_space.sample() for _ in range(steps)]
-        times.append((seconds_per_step(ours, actions, reset_ours), seconds_per_step(bare, actions, reset_bare)))
-    a, b = np.array(times).T
-    return float(np.median(a / b)), float(np.median(b))
+        of_ours = seconds_per_step(ours, actions, lambda: ours.reset(options=options))
+        times.append(of_ours / seconds_per_step(bare, actions, bare.reset))
+    return float(np.median(times))
 
 
-def measure_envs() -> list[dict]:
-    rows = []
+def measure_envs(quick):
+    rows, ratio_unit, rate_unit = [], "time of a step, over the bare environment", "steps per second, 256 environments"
+    blocks, steps = (1, 20) if quick else (40, 500)
+
+    def add(label, unit, value, aim=""):
+        rows.append({"what": f"{label}: {unit}", "label": label, "unit": unit, "value": value, "aim": aim})
+
     parents = {"ant-dir": "Ant-v5", "cheetah-vel": "HalfCheetah-v5", "walker-param": "Walker2d-v5"}
     parents["hopper-param"] = "Hopper-v5"
     for name, parent in parents.items():
@@ -75,105 +467,174 @@ def measure_envs() -> list[dict]:
         # The physics must be the parent's for the comparison: all multipliers 1. Rewards cost the same in any context.
         size = ours.reset(seed=0)[1]["context"].size
         options = {"context": np.ones(size)} if name.endswith("param") else None
-        r, base = ratio(ours, lambda: ours.reset(options=options), bare, bare.reset)
-        rows.append({"what": f"{name} / {parent}, time per step", "value": r, "aim": "<= 1.10", "bare_us": base * 1e6})
+        add(f"{name} / {parent}", ratio_unit, ratio(ours, options, bare, blocks, steps), "<= 1.10")
 
-    ours = gym.make("ml10")
-    context = [1.0, 0.0]
-    ours.reset(seed=0, options={"context": context})
-    task = ours.unwrapped.task
-    bare = gym.wrappers.TimeLimit(ours.unwrapped.classes[task](), 300)
-    bare.unwrapped.set_task(ours.unwrapped.goals[task][0])
-    r, base = ratio(ours, lambda: ours.reset(options={"context": context}), bare, bare.reset, blocks=20)
-    rows.append({"what": f"ml10 / bare {task}, time per step", "value": r, "aim": "<= 1.10", "bare_us": base * 1e6})
+    if not quick:  # ml10 takes ten seconds to make
+        ours, options = gym.make("ml10"), {"context": [1.0, 0.0]}
+        ours.reset(seed=0, options=options)
+        task = ours.unwrapped.task
+        bare = gym.wrappers.TimeLimit(ours.unwrapped.classes[task](), 300)
+        bare.unwrapped.set_task(ours.unwrapped.goals[task][0])
+        add(f"ml10 / {task}", ratio_unit, ratio(ours, options, bare, blocks // 2, steps), "<= 1.10")
 
     for name, length in (("tmaze-passive", 200), ("tmaze-active", 20), ("point-robot", None)):
-        kwargs = {} if length is None else {"corridor_length": length}
-        vec, _ = envs.make_vec(name, 256, **kwargs)
+        vec, _ = envs.make_vec(name, 256, **({} if length is None else {"corridor_length": length}))
         vec.reset(seed=0)
         vec.action_space.seed(0)
         actions = [vec.action_space.sample() for _ in range(100)]
-        rates = []
-        for _ in range(20):
-            start = time.perf_counter()
-            for action in actions:
-                vec.step(action)
-            rates.append(256 * len(actions) / (time.perf_counter() - start))
-        aim = ">= 1,000,000" if length else ""
-        size = f", L={length}" if length else ""
-        rows.append(
-            {"what": f"{name}{size}, steps/s in 256 environments", "value": float(np.median(rates)), "aim": aim}
-        )
+        seconds = median_time(lambda: [vec.step(action) for action in actions], 0, least=20)  # noqa: B023
+        label = f"{name}, L={length}" if length else name
+        add(label, rate_unit, 256 * len(actions) / seconds, ">= 1,000,000" if length else "")
     return rows
 
 
+# ----------------------------------------------------------------------------------------------------------- checkpoint
 def timed(function, *args):
     start = time.perf_counter()
     function(*args)
     return time.perf_counter() - start
 
 
-def measure_checkpoint() -> list[dict]:
-    rows = []
-    for name, changes in (("ddqn_mate", {"env_id": "tmaze-passive", "corridor_length": 200}), ("sac_mate", {})):
-        module = importlib.import_module(name)
-        args = module.Args(**changes)
-        vec, max_steps = running.make_envs(args, args.num_envs, None)
-        obs_dim = vec.single_observation_space.shape[0]
-        agent = module.Agent(obs_dim, vec.single_action_space, max_steps, args)
-        target = module.copy.deepcopy(agent if name.startswith("ddqn") else agent.critics)
-        optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
-        agent.zero_grad()
-        for parameter in agent.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()  # makes its state
-        rollout = module.Rollout(vec, agent, torch.device("cpu"))
-        rollout.reset(seed=0)
+def checkpoint_costs(name, flags):
+    """Seconds to write one with 200 new episodes, with a buffer of new ones, and to read it; megabytes on disk."""
+    module = importlib.import_module(name)
+    args = module.Args(**flags)
+    vec, max_steps = running.make_envs(args, args.num_envs, None)
+    obs_dim = vec.single_observation_space.shape[0]
+    agent = module.Agent(obs_dim, vec.single_action_space, max_steps, args)
+    target = copy.deepcopy(agent if name.startswith("ddqn") else agent.critics)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
+    for parameter in agent.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()  # makes its state
+    rollout = module.Rollout(vec, agent, CPU)
+    rollout.reset(seed=0)
+    sizes = (args.buffer_size, args.num_envs, max_steps, obs_dim, agent.action_dim)
+    buffer = module.ReplayBuffer(*sizes)
+    for array in buffer.episodes.values():
+        array[:] = np.random.default_rng(0).random(array.shape, dtype=np.float32)
+    buffer.length[:], buffer.count = max_steps, args.buffer_size
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
 
-        def make_buffer():
-            return module.ReplayBuffer(args.buffer_size, args.num_envs, max_steps, obs_dim, agent.action_dim)  # noqa: B023
+        def write():
+            running.checkpoint(folder, args, (0,) * 6, agent, target, optimizer, buffer, rollout)
 
-        buffer = make_buffer()
-        for array in buffer.episodes.values():
-            array[:] = np.random.default_rng(0).random(array.shape, dtype=np.float32)
-        buffer.length[:], buffer.count = max_steps, args.buffer_size
-        parts = (args, (0,) * 6, agent, target, optimizer)
-        with tempfile.TemporaryDirectory() as folder:
-            folder = Path(folder)
-            whole = timed(running.checkpoint, folder, *parts, buffer, rollout)
-            buffer.count += 200  # about what ten minutes of the paper's settings collect on a CPU
-            new = timed(running.checkpoint, folder, *parts, buffer, rollout)
-            size = sum(path.stat().st_size for path in folder.rglob("*.pt"))
-            read = timed(
-                lambda: running.restore(  # noqa: B023
-                    running.load(folder / "checkpoint.pt"), folder, agent, target, optimizer, make_buffer(), rollout
-                )
-            )
-        what = f"{args.env_id}, {args.buffer_size} episodes of {max_steps} steps"
-        for title, value, aim in (
-            ("write, 200 new episodes, s", new, "<= 2"),
-            ("write, all episodes new, s", whole, ""),
-            ("read, s", read, ""),
-            ("on disk, MB", size / 1e6, ""),
+        def read():
+            saved = running.load(folder / "checkpoint.pt")
+            running.restore(saved, folder, agent, target, optimizer, module.ReplayBuffer(*sizes), rollout)
+
+        whole = timed(write)
+        buffer.count += 200  # about what ten minutes of the paper's settings collect on a CPU
+        new = timed(write)
+        size = sum(path.stat().st_size for path in folder.rglob("*.pt"))
+        return new, whole, timed(read), size / 1e6
+
+
+def measure_checkpoint(quick):
+    rows, flags = [], {"buffer_size": 300} if quick else {}
+    for name, env_id in (("ddqn_mate", "tmaze-passive"), ("sac_mate", "ant-dir")):
+        new, whole, read, size = in_child(checkpoint_costs, name, flags | {"env_id": env_id})
+        for label, unit, value, aim in (
+            ("write, 200 new episodes", "seconds", new, "<= 2"),
+            ("write, all episodes new", "seconds", whole, ""),
+            ("read", "seconds", read, ""),
+            ("size", "MB", size, ""),
         ):
-            rows.append({"what": f"{what}: {title}", "value": value, "aim": aim})
+            label = f"{env_id}: {label}"
+            rows.append({"what": f"{label}, {unit}", "label": label, "unit": unit, "value": value, "aim": aim})
     return rows
 
 
-def main() -> None:
+def draw_bars(rows):
+    """One bar a row, those that are rates or sizes in other panels than the ratios or the seconds."""
+    units = list(dict.fromkeys(row["unit"] for row in rows))
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.22 * len(rows)), layout="constrained")
+    heights = [1 + sum(row["unit"] == unit for row in rows) for unit in units]
+    for ax, unit in zip(np.atleast_1d(figure.subplots(len(units), 1, height_ratios=heights)), units):
+        chosen = [row for row in rows if row["unit"] == unit][::-1]
+        bars = ax.barh([row["label"] for row in chosen], [row["value"] for row in chosen], color="#0072B2")
+        ax.bar_label(
+            bars, [f"{row['value']:,.0f}" if row["value"] > 100 else f"{row['value']:.2f}" for row in chosen], padding=3
+        )
+        ax.set_xlabel(unit)
+        ax.margins(x=0.12)
+        ax.grid(visible=False, axis="y")
+    return figure
+
+
+# -------------------------------------------------------------------------------------------------------------- startup
+def until_folder(command, folder):
+    """Seconds until the run's folder is there: by then all is imported, and environments and networks are made."""
+    start = time.perf_counter()
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not list(Path(folder).glob("runs/*/args.json")) and process.poll() is None:
+            time.sleep(0.01)
+        return time.perf_counter() - start
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure_startup(quick):
+    def seconds(*words):
+        return median_time(
+            lambda: subprocess.run([sys.executable, *words], check=True, capture_output=True), 0, repeats
+        )
+
+    repeats = 1 if quick else 5
+    rows = [{"label": "python -c 'import torch'", "value": seconds("-c", "import torch")}]
+    for name in ("ddqn_mate", "sac_mate")[: 1 if quick else 2]:
+        rows.append({"label": f"{name}.py --help", "value": seconds(str(ROOT / f"{name}.py"), "--help")})
+    for name, env_id in (("ddqn_mate", "tmaze-passive"), ("sac_mate", "ant-dir"), ("sac_mate", "ml10"))[
+        : 1 if quick else 3
+    ]:
+        with tempfile.TemporaryDirectory() as folder:
+            took = until_folder([sys.executable, str(ROOT / f"{name}.py"), "--env-id", env_id], folder)
+        rows.append({"label": f"{name}.py --env-id {env_id}, until the run begins", "value": took})
+    return [row | {"what": f"{row['label']}, s", "unit": "seconds"} for row in rows]
+
+
+# ----------------------------------------------------------------------------------------------------------------- main
+MEASURES = {
+    "rollout": (measure_rollout, draw_rollout),
+    "update": (measure_update, draw_update),
+    "program": (measure_program, draw_program),
+    "envs": (measure_envs, draw_bars),
+    "checkpoint": (measure_checkpoint, draw_bars),
+    "startup": (measure_startup, draw_bars),
+}
+
+
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    measures = {"envs": measure_envs, "checkpoint": measure_checkpoint}
-    parser.add_argument("what", choices=measures)
+    parser.add_argument("what", nargs="*", help=f"{', '.join(MEASURES)}; all of them if none is named")
     parser.add_argument("--output-dir", type=Path, default=ROOT / "benchmark" / "results")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, to see that it works; the numbers mean nothing"
+    )
+    parser.add_argument("--redraw", action="store_true", help="only draw the figures again, from the JSON files")
     args = parser.parse_args()
-    rows = measures[args.what]()
-    for row in rows:
-        value = f"{row['value']:,.0f}" if row["value"] > 100 else f"{row['value']:.3f}"
-        print(f"{row['what']:<75} {value:>12}   {row['aim']}")
+    if unknown := set(args.what) - set(MEASURES):
+        sys.exit(f"there is no measurement {unknown.pop()}, but {', '.join(MEASURES)}")
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    path = args.output_dir / f"speed_{args.what}.json"
-    path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
-    print(f"written to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+    for what in args.what or MEASURES:
+        measure, draw = MEASURES[what]
+        path = args.output_dir / f"speed_{what}.json"
+        if args.redraw:
+            if not path.exists():
+                sys.exit(f"there is no {path} to draw from")
+            rows = json.loads(path.read_text())["rows"]
+        else:
+            rows = measure(args.quick)
+            path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+            for row in rows:
+                if "what" in row:
+                    value = f"{row['value']:,.0f}" if row["value"] > 100 else f"{row['value']:.3f}"
+                    print(f"{row['what']:<85} {value:>12}   {row.get('aim', '')}")
+        draw(rows).savefig(path.with_suffix(".png"))
+        print(f"written to {os.path.relpath(path)} and .png")
 
 
 if __name__ == "__main__":

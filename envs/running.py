@@ -7,16 +7,19 @@ with weights_only=True: tensors and plain containers, never code, whoever made t
 import contextlib
 import ctypes
 import fcntl
+import inspect
 import json
 import os
 import platform
 import random
+import re
 import signal
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, make_dataclass
 from pathlib import Path
+from typing import Annotated, get_type_hints
 
 import gymnasium as gym
 import numpy as np
@@ -38,13 +41,16 @@ locks = []  # kept open while the process lives
 class Args:
     """What every script has flags for, whatever its algorithm."""
 
+    # run
     exp_name: str  # name of this experiment, part of the run's folder
     seed: int = 1  # seed of the networks, the exploration and the training environments; evaluation has its own
     torch_deterministic: bool = True  # if off, cuDNN may choose faster kernels that do not repeat to the bit
     cuda: bool = True  # use the GPU if there is one
+    # tracking
     track: bool = False  # also log to Weights and Biases
     wandb_project_name: str = "mate"  # project in Weights and Biases
     wandb_entity: str | None = None  # team in Weights and Biases
+    # saving and loading
     capture_video: bool = False  # record an episode at every evaluation, into the run's folder
     save_model: bool = True  # save the final networks into the run's folder
     checkpoint_interval: float = 10.0  # minutes between checkpoints
@@ -70,13 +76,34 @@ def script_name():
     return Path(sys.argv[0]).stem
 
 
+def parse(Args, description, default=None):
+    """The command line as an Args. In --help the flags are grouped as they are in the source of Args, under comments."""
+    default, types = default or Args(), get_type_hints(Args)
+    found, heading = {}, "other"
+    for line in (line for part in Args.__mro__[:-1] for line in inspect.getsource(part).splitlines()):
+        if comment := re.fullmatch(r"    # ([a-z ]+)", line):
+            heading = comment[1].replace(" ", "_")
+        elif flag := re.match(r"    (\w+): [^#]*(?:# (.*))?", line):
+            found.setdefault(flag[1], (heading, flag[2] or ""))
+    groups = {}
+    for name in sorted(types, key=list(found).index):
+        heading, text = found[name]
+        option = Annotated[types[name], tyro.conf.arg(help=text)]
+        groups.setdefault(heading, []).append((name, option, getattr(default, name)))
+    groups = {title: make_dataclass(title, options, namespace={"__doc__": ""}) for title, options in groups.items()}
+    Groups = make_dataclass("Groups", [(title, group, field(default_factory=group)) for title, group in groups.items()])
+    description += " The paper's values are those of its Table 2 (SAC) and Table 3 (Double DQN)."
+    parsed = tyro.cli(tyro.conf.OmitArgPrefixes[Groups], description=description)
+    return Args(**{name: value for group in vars(parsed).values() for name, value in vars(group).items()})
+
+
 def command_line(Args, description):
     """The arguments, and the file that --resume or --evaluate names, whose arguments are then the defaults."""
     # Looked up by hand: the other flags can be made sense of only with that file's arguments for defaults.
     words = [part for word in sys.argv[1:] for part in (word.split("=", 1) if word[:2] == "--" else [word])] + [None]
     resume, evaluate = (words[words.index(f) + 1] if f in words else None for f in ("--resume", "--evaluate"))
     if resume is None and evaluate is None:
-        return tyro.cli(Args, description=description), None
+        return parse(Args, description), None
     if resume is not None and evaluate is not None:
         sys.exit("--resume goes on with a run and --evaluate looks at a model: give one of them")
     if resume is not None:
@@ -87,7 +114,7 @@ def command_line(Args, description):
     if saved["script"] != script_name():
         sys.exit(f"{resume or evaluate} is of {saved['script']}.py, not of {script_name()}.py")
     saved["args"] |= {"resume": resume, "evaluate": evaluate}
-    args = tyro.cli(Args, description=description, default=Args(**saved["args"]))
+    args = parse(Args, description, Args(**saved["args"]))
     may_change = RESUME_MAY_CHANGE if resume else EVALUATE_MAY_CHANGE
     for name, value in saved["args"].items():
         if name not in may_change and getattr(args, name) != value:
@@ -101,15 +128,37 @@ def make_envs(args, num_envs, actions, **options):
         options["max_episode_steps"] = args.max_episode_steps
     if args.env_id.split(":")[-1].startswith("tmaze") and hasattr(args, "corridor_length"):
         options["corridor_length"] = args.corridor_length
+    if args.capture_video and "video_folder" not in options:
+        check_pictures(args.env_id)
     try:
         vec, max_steps = envs.make_vec(
             args.env_id, num_envs, getattr(args, "async_envs", False), actions=actions, **options
         )
     except (ValueError, gym.error.Error) as error:
         sys.exit(str(error))
-    if args.capture_video and "rgb_array" not in vec.metadata.get("render_modes", []):
-        sys.exit(f"{args.env_id} has no pictures: leave out --capture-video")
     return vec, max_steps
+
+
+def check_pictures(env_id):
+    """Tries --capture-video on one picture, before anything is written."""
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        os.environ.setdefault("MUJOCO_GL", "egl")  # draws without a screen; MuJoCo reads it when it is imported
+    try:
+        env = gym.make(env_id)
+        if "rgb_array" not in env.metadata.get("render_modes", []):
+            sys.exit(f"{env_id} has no pictures: leave out --capture-video")
+        env = gym.make(env_id, render_mode="rgb_array")
+        env.reset()
+        env.render()
+        env.close()
+    except gym.error.Error:
+        pass  # an unknown id, say, which is answered where the environments are made
+    except Exception as error:  # whatever the graphics libraries raise
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        sys.exit(
+            f"--capture-video cannot draw {env_id} ({reason}). Without a screen MuJoCo needs EGL "
+            "(Debian and Ubuntu: apt install libegl1 libegl-mesa0 libgl1-mesa-dri) and MUJOCO_GL=egl"
+        )
 
 
 def open_run(args, step=None):

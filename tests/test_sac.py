@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from moviepy import VideoFileClip
 from conftest import ROOT, SCRIPTS, results_of, scalars_of, script, twin_q
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
@@ -379,10 +380,23 @@ def test_same_seed_same_weights_and_another_seed_others(run, tmp_path):
     assert not any(torch.equal(weights[0][key], weights[2][key]) for key in weights[0])
 
 
-def test_videos_of_evaluations(run):
-    flags = ["--env-id", "point-robot", "--total-timesteps", 90, "--learning-starts", 80, "--capture-video", *SMALL]
+@pytest.mark.parametrize("env_id", ["point-robot", "hopper-param"])
+def test_videos_of_evaluations(run, env_id, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+        monkeypatch.delenv(name, raising=False)  # no screen: MuJoCo must draw by EGL
+    flags = ["--env-id", env_id, "--total-timesteps", 90, "--learning-starts", 80, "--capture-video", *SMALL]
     _, [folder] = run("sac_markov", *flags, "--no-save-model")
-    assert len(list((folder / "videos").glob("*/*.mp4"))) == 2 and not (folder / "model.pt").exists()
+    videos = list((folder / "videos").glob("*/*.mp4"))
+    assert len(videos) == 2 and not (folder / "model.pt").exists()
+    frame = VideoFileClip(str(videos[0])).get_frame(0)
+    assert len(np.unique(frame.reshape(-1, 3), axis=0)) > 4  # something is to be seen
+
+
+def test_what_videos_need_is_said_in_one_line(run, monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")  # whose library is not among what we ask for
+    done, folders = run("sac_markov", "--env-id", "hopper-param", "--capture-video", code=1)
+    assert done.stderr.startswith("--capture-video cannot draw hopper-param") and "apt install libegl1" in done.stderr
+    assert done.stderr.count("\n") == 1 and folders == []
 
 
 def test_track_is_the_usual_switch(run, tmp_path):

@@ -1,0 +1,123 @@
+"""benchmark/speed.py: what it counts is right, and every measurement runs, is written and is drawn (with tiny sizes)."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+
+from benchmark import speed
+
+
+@pytest.mark.parametrize("name", ["ddqn_mate", "sac_mate", "sac_markov"])
+def test_floating_point_operations_are_those_that_torch_counts(name):
+    module, args, agent = speed.make_agent(name, 6, "small")
+    target = copy.deepcopy(agent if name == "ddqn_mate" else agent.critics).requires_grad_(False)
+    optimizer = torch.optim.Adam(agent.parameters())
+    buffer = module.ReplayBuffer(4, 1, 6, speed.SPACES[name.split("_")[0]][0], agent.action_dim)
+    buffer.count, buffer.length[:] = 4, 6
+    batch = buffer.sample(4, speed.CPU)
+    with speed.MatrixProducts() as products:
+        module.update(agent, target, optimizer, batch, args)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_flops=True) as profile:
+        module.update(agent, target, optimizer, batch, args)
+    counted = sum(e.flops for e in profile.events() if e.name in ("aten::mm", "aten::addmm", "aten::bmm"))
+    assert products.flops() == counted > 0
+
+
+def test_floating_point_operations_of_the_recurrence_and_of_attention():
+    B, T, X, D = 3, 5, 4, 8
+    x = torch.randn(B, T, X)
+    embedding = 2 * 2 * B * T * X * D  # forward, and backward to the weights alone
+    for name, of_memory in (
+        ("ddqn_lstm", 3 * 2 * B * T * 8 * D * D),  # four gates of an input and a state, thrice: forward and backward
+        ("ddqn_gpt2", 3 * 2 * B * T * 12 * D * D + (2 + 5) * 2 * B * T * T * D),  # 3 + 1 + 4 + 4 matrices; attention
+    ):
+        memory = speed.importlib.import_module(name).Memory(X, D, T)
+        with speed.MatrixProducts() as products:
+            memory(x).sum().backward()
+        assert products.flops() == embedding + of_memory
+
+
+def test_the_clock_gives_each_moment_to_one_part(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
+    clock = speed.Clock()
+
+    def wait(seconds):
+        now[0] += seconds
+
+    environment = clock.timed(wait, "environment")
+
+    def step():
+        wait(1)
+        environment(10)
+
+    def evaluate():
+        wait(1000)
+        environment(1000)
+
+    wait(0.5)
+    clock.timed(step, "memory")()
+    clock.timed(step, "memory")()
+    clock.timed(evaluate, "evaluation")()
+    clock.switch("end")
+    assert clock.seconds == {"rest": 0.5, "memory": 2, "environment": 20, "evaluation": 2000}
+    assert clock.calls == {"memory": 2, "environment": 2, "evaluation": 1}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("speed")
+    speed_py(folder, "--quick")
+    return folder
+
+
+def speed_py(folder, *flags, code=0):
+    command = [sys.executable, ROOT / "benchmark" / "speed.py", "--output-dir", folder, *flags]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == code, done.stderr + done.stdout
+    return done
+
+
+@pytest.mark.parametrize("what", list(speed.MEASURES))
+def test_every_measurement_is_written_and_drawn(what, measured):
+    saved = json.loads((measured / f"speed_{what}.json").read_text())
+    assert saved["machine"]["packages"]["torch"].startswith("2.13")
+    assert all(row["value"] > 0 for row in saved["rows"] if "value" in row)
+    picture = matplotlib.image.imread(measured / f"speed_{what}.png")
+    assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 50
+
+
+def test_what_the_measurements_hold(measured):
+    rows = {what: json.loads((measured / f"speed_{what}.json").read_text())["rows"] for what in speed.MEASURES}
+    assert {row["script"] for row in rows["update"]} == {f"{a}_{m}" for a in ("ddqn", "sac") for m in speed.MEMORIES}
+    by_length = {row["T"]: row for row in rows["update"] if row["script"] == "sac_mate"}
+    assert by_length[10]["gflop"] == pytest.approx(2 * by_length[5]["gflop"], rel=0.05)
+    for row in rows["update"]:
+        assert row["gflop_per_second"] == pytest.approx(row["gflop"] / row["seconds"])
+        assert row["fraction"] == pytest.approx(row["products_seconds"] / row["seconds"]) and row["peak_mb"] > 0
+    for row in rows["program"]:
+        assert sum(row["share"].values()) == pytest.approx(1) and min(row["share"].values()) > 0
+    assert {(row["kind"], row.get("num_envs")) for row in rows["rollout"]} >= {("step", 1), ("step", 64), ("rate", 4)}
+
+
+def test_redrawn_from_json(measured):
+    path = measured / "speed_rollout.png"
+    before = path.read_bytes()
+    path.unlink()
+    speed_py(measured, "rollout", "--redraw")
+    assert path.read_bytes() == before
+
+
+def test_bad_input(tmp_path):
+    done = speed_py(tmp_path, "nonsense", code=1)
+    assert done.stderr.startswith("there is no measurement nonsense") and done.stderr.count("\n") == 1
+    assert "to draw from" in speed_py(tmp_path, "envs", "--redraw", code=1).stderr
