@@ -10,7 +10,8 @@ Time. At t the agent sees s_t, recalls m_t, takes a_t and receives r_t and s_{t+
     x_1 ... x_T                               its transitions, x_t = (s_{t-1}, a_{t-1}, r_{t-1}, s_t)
     m_0 ... m_T                               its memories: m_t of x_1 ... x_t, so m_0 of nothing at all
 
-Batches are whole episodes, padded to the longest, so memory always starts empty: no stale states, no burn-in.
+Batches are whole episodes, padded to the longest: in an update memory starts empty, without stale states or burn-in.
+Padding has no weight in the loss.
 
 Shapes. B episodes in a batch, N environments, T steps, O observation, A actions (one-hot), D memory, H hidden,
 X = O + A + 1 + O transition. Equation numbers are the paper's.
@@ -95,15 +96,15 @@ class Memory(nn.Module):
 
 # ----------------------------------------------------------------------------------------------------------------- args
 @dataclass
-class Args(running.Args):  # which adds the flags of any run: --seed, --cuda, --resume, --evaluate, --capture-video ...
-    # task
+class Args(running.Args):  # which adds what any run has: --seed, --cuda, --resume, --evaluate, --capture-video ...
+    # task (such comments are the groups of --help, and those behind the flags its texts)
     env_id: str = "tmaze-passive"  # any Gymnasium id with discrete actions and a flat observation, like tmaze-active
     corridor_length: int = 200  # L of T-Maze (paper: 200 to 600)
     max_episode_steps: int | None = None  # T, for an environment that is registered without one or to be cut shorter
     num_envs: int = 64  # environments that are stepped together and acted for in one batch (the paper does not say)
-    total_episodes: int = 80_000  # length of the run, and so of the fall of epsilon (paper: 80,000)
+    total_episodes: int = 80_000  # length of the run, which also sets how long epsilon falls (paper: 80,000)
     # learning
-    learning_starts: int = 100  # episodes collected before the first update
+    learning_starts: int = 100  # episodes collected before the first update (the paper does not say)
     updates_per_episode: float = 1.0  # gradient updates per episode collected (the paper does not say)
     batch_size: int = 64  # episodes in a batch (paper: 64)
     buffer_size: int = 10_000  # episodes in the replay buffer (paper: 10,000)
@@ -151,7 +152,7 @@ class ReplayBuffer:
         self.episodes, self.length = storage(capacity), np.zeros(capacity, dtype=np.int64)
         self.current, self.t = storage(num_envs), np.zeros(num_envs, dtype=np.int64)
         self.count = 0  # episodes ever stored; the oldest are overwritten
-        self.on_disk = []  # which of them are in which files: (first, end) each
+        self.on_disk = []  # for running.checkpoint: which of them are in which files, (first, end) each
 
     def add(self, obs, action, reward, next_obs, terminated, truncated):
         """One step of every environment. Returns (return, length) of each episode that ended with it."""
@@ -166,7 +167,7 @@ class ReplayBuffer:
         for i in np.flatnonzero(terminated | truncated):
             slot, t = self.count % self.capacity, self.t[i]
             for name, array in self.episodes.items():
-                array[slot, : t + 1] = self.current[name][i, : t + 1]  # t + 1 observations; a step too many of the rest
+                array[slot, : t + 1] = self.current[name][i, : t + 1]  # all t + 1 observations; of the rest t count
             finished.append((float(self.episodes["reward"][slot, :t].sum()), int(t)))
             self.length[slot], self.t[i] = t, 0
             self.count += 1
@@ -177,15 +178,15 @@ class ReplayBuffer:
         rows = torch.randint(min(self.count, self.capacity), (batch_size,)).numpy()
         T = self.length[rows].max()
         batch = {name: array[rows, : T + (name == "obs")] for name, array in self.episodes.items()}
-        # What lies behind an episode's end is left over from older ones. It is never learned from, nor can it reach
-        # back: m_t is made of x_1 ... x_t only.
+        # Past an episode's end lies what older episodes left there. The mask keeps it out of every loss, and it cannot
+        # reach back: m_t is made of x_1 ... x_t only.
         batch["mask"] = (np.arange(T) < self.length[rows, None]).astype(np.float32)
         return {name: torch.from_numpy(array).to(device) for name, array in batch.items()}
 
 
 # ---------------------------------------------------------------------------------------------------------------- agent
 class Agent(nn.Module):
-    """Q(s_t, m_t), Eq. (3), with the memory that it is trained with."""
+    """Q(s_t, m_t) for every action, Eq. (3): memory, state embedding and Q-network, trained together."""
 
     def __init__(self, obs_dim: int, action_space: gym.spaces.Discrete, max_steps: int, args: Args):
         super().__init__()
@@ -253,8 +254,8 @@ class Rollout:
             next_obs = obs.copy()
             next_obs[ended] = np.stack(infos["final_obs"][ended])
         x = transition(self.tensor(self.obs), action, self.tensor(reward), self.tensor(next_obs))  # x_{t+1} (N, X)
-        state = self.agent.memory.step(x, self.state)
-        self.state = self.agent.memory.reset(state, torch.from_numpy(ended))
+        state = self.agent.memory.step(x, self.state)  # of x_1 ... x_{t+1}
+        self.state = self.agent.memory.reset(state, torch.from_numpy(ended))  # of nothing where the episode ended
         step = (self.obs, action_array, reward, next_obs, terminated, truncated)
         self.obs = obs
         return step, infos
@@ -266,10 +267,11 @@ def update(agent, target, optimizer, batch, args):
     obs, action, mask = batch["obs"], batch["action"], batch["mask"]
     x = transition(obs[:, :-1], action, batch["reward"], obs[:, 1:])  # x_1 ... x_T (B, T, X)
 
-    q = agent(obs, agent.memory(x))  # (B, T+1, A): one pass for both Q(s_t, m_t) and the choice at t + 1
+    m = agent.memory(x)  # m_0 ... m_T (B, T+1, D)
+    q = agent(obs, m)  # (B, T+1, A): one pass for both Q(s_t, m_t) and the choice at t + 1
     with torch.no_grad():
         best_action = q[:, 1:].argmax(dim=-1, keepdim=True)  # the online network chooses,
-        next_q = target(obs[:, 1:], target.memory(x)[:, 1:])  # the target network values
+        next_q = target(obs[:, 1:], target.memory(x)[:, 1:])  # the target network, its own memory in it, values
         next_q = next_q.gather(-1, best_action).squeeze(-1)  # (B, T)
         y = batch["reward"] + args.gamma * (1 - batch["terminated"]) * next_q  # (B, T)
     q_taken = (q[:, :-1] * action).sum(dim=-1)

@@ -10,7 +10,8 @@ Time. At t the agent sees s_t, recalls m_t, takes a_t and receives r_t and s_{t+
     x_1 ... x_T                               its transitions, x_t = (s_{t-1}, a_{t-1}, r_{t-1}, s_t)
     m_0 ... m_T                               its memories: m_t of x_1 ... x_t, so m_0 of nothing at all
 
-Batches are whole episodes, padded to the longest, so memory always starts empty: no stale states, no burn-in.
+Batches are whole episodes, padded to the longest: in an update memory starts empty, without stale states or burn-in.
+Padding has no weight in the loss.
 
 Shapes. B episodes in a batch, N environments, T steps, O observation, A actions (one-hot), D memory, H hidden,
 X = O + A + 1 + O transition. Equation numbers are the paper's.
@@ -36,7 +37,7 @@ from envs import running
 
 # --------------------------------------------------------------------------------------------------------------- memory
 class Memory(nn.Module):
-    """MATE: m_t = sum_i E(x_i), Eq. (6), handed out on the sphere of radius sqrt(D), Eq. (11)."""
+    """MATE: m_t is the sum E(x_1) + ... + E(x_t), Eq. (6), plus Psi, scaled to the length sqrt(D), Eq. (11)."""
 
     def __init__(self, x_dim: int, dim: int, max_steps: int):  # max_steps is for GPT-2, MATE has no use for it
         super().__init__()
@@ -54,8 +55,8 @@ class Memory(nn.Module):
         e = self.embed(x)
         return e + self.feed_forward(e)
 
-    def project(self, m):
-        return F.rms_norm(m, (self.dim,))  # Eq. (11) times sqrt(D): m / ||m|| * sqrt(D) is RMSNorm without a gain
+    def project(self, total):  # Psi + E(x_1) + ... + E(x_t)
+        return F.rms_norm(total, (self.dim,))  # Eq. (11) times sqrt(D): v / ||v|| * sqrt(D) is RMSNorm without a gain
 
     def forward(self, x):  # (B, T, X) -> (B, T+1, D): m_0 ... m_T, all at once
         e = self.encode(x)  # (B, T, D)
@@ -66,11 +67,11 @@ class Memory(nn.Module):
     def initial_state(self, n):
         return self.Psi.expand(n, self.dim)
 
-    def step(self, x, state):  # m_{t+1} = m_t + E(x_{t+1}): the same cost at every t
+    def step(self, x, state):  # adds E(x_{t+1}), Section 3.2: the same cost at every t
         return state + self.encode(x)
 
-    def read(self, state):
-        return self.project(state)  # m_t (N, D)
+    def read(self, state):  # m_t (N, D)
+        return self.project(state)
 
     def reset(self, state, ended):  # ended (N,), on the CPU
         return torch.where(ended[:, None].to(state.device), self.Psi, state)
@@ -78,15 +79,15 @@ class Memory(nn.Module):
 
 # ----------------------------------------------------------------------------------------------------------------- args
 @dataclass
-class Args(running.Args):  # which adds the flags of any run: --seed, --cuda, --resume, --evaluate, --capture-video ...
-    # task
+class Args(running.Args):  # which adds what any run has: --seed, --cuda, --resume, --evaluate, --capture-video ...
+    # task (such comments are the groups of --help, and those behind the flags its texts)
     env_id: str = "tmaze-passive"  # any Gymnasium id with discrete actions and a flat observation, like tmaze-active
     corridor_length: int = 200  # L of T-Maze (paper: 200 to 600)
     max_episode_steps: int | None = None  # T, for an environment that is registered without one or to be cut shorter
     num_envs: int = 64  # environments that are stepped together and acted for in one batch (the paper does not say)
-    total_episodes: int = 80_000  # length of the run, and so of the fall of epsilon (paper: 80,000)
+    total_episodes: int = 80_000  # length of the run, which also sets how long epsilon falls (paper: 80,000)
     # learning
-    learning_starts: int = 100  # episodes collected before the first update
+    learning_starts: int = 100  # episodes collected before the first update (the paper does not say)
     updates_per_episode: float = 1.0  # gradient updates per episode collected (the paper does not say)
     batch_size: int = 64  # episodes in a batch (paper: 64)
     buffer_size: int = 10_000  # episodes in the replay buffer (paper: 10,000)
@@ -134,7 +135,7 @@ class ReplayBuffer:
         self.episodes, self.length = storage(capacity), np.zeros(capacity, dtype=np.int64)
         self.current, self.t = storage(num_envs), np.zeros(num_envs, dtype=np.int64)
         self.count = 0  # episodes ever stored; the oldest are overwritten
-        self.on_disk = []  # which of them are in which files: (first, end) each
+        self.on_disk = []  # for running.checkpoint: which of them are in which files, (first, end) each
 
     def add(self, obs, action, reward, next_obs, terminated, truncated):
         """One step of every environment. Returns (return, length) of each episode that ended with it."""
@@ -149,7 +150,7 @@ class ReplayBuffer:
         for i in np.flatnonzero(terminated | truncated):
             slot, t = self.count % self.capacity, self.t[i]
             for name, array in self.episodes.items():
-                array[slot, : t + 1] = self.current[name][i, : t + 1]  # t + 1 observations; a step too many of the rest
+                array[slot, : t + 1] = self.current[name][i, : t + 1]  # all t + 1 observations; of the rest t count
             finished.append((float(self.episodes["reward"][slot, :t].sum()), int(t)))
             self.length[slot], self.t[i] = t, 0
             self.count += 1
@@ -160,15 +161,15 @@ class ReplayBuffer:
         rows = torch.randint(min(self.count, self.capacity), (batch_size,)).numpy()
         T = self.length[rows].max()
         batch = {name: array[rows, : T + (name == "obs")] for name, array in self.episodes.items()}
-        # What lies behind an episode's end is left over from older ones. It is never learned from, nor can it reach
-        # back: m_t is made of x_1 ... x_t only.
+        # Past an episode's end lies what older episodes left there. The mask keeps it out of every loss, and it cannot
+        # reach back: m_t is made of x_1 ... x_t only.
         batch["mask"] = (np.arange(T) < self.length[rows, None]).astype(np.float32)
         return {name: torch.from_numpy(array).to(device) for name, array in batch.items()}
 
 
 # ---------------------------------------------------------------------------------------------------------------- agent
 class Agent(nn.Module):
-    """Q(s_t, m_t), Eq. (3), with the memory that it is trained with."""
+    """Q(s_t, m_t) for every action, Eq. (3): memory, state embedding and Q-network, trained together."""
 
     def __init__(self, obs_dim: int, action_space: gym.spaces.Discrete, max_steps: int, args: Args):
         super().__init__()
@@ -236,8 +237,8 @@ class Rollout:
             next_obs = obs.copy()
             next_obs[ended] = np.stack(infos["final_obs"][ended])
         x = transition(self.tensor(self.obs), action, self.tensor(reward), self.tensor(next_obs))  # x_{t+1} (N, X)
-        state = self.agent.memory.step(x, self.state)
-        self.state = self.agent.memory.reset(state, torch.from_numpy(ended))
+        state = self.agent.memory.step(x, self.state)  # of x_1 ... x_{t+1}
+        self.state = self.agent.memory.reset(state, torch.from_numpy(ended))  # of nothing where the episode ended
         step = (self.obs, action_array, reward, next_obs, terminated, truncated)
         self.obs = obs
         return step, infos
@@ -249,10 +250,11 @@ def update(agent, target, optimizer, batch, args):
     obs, action, mask = batch["obs"], batch["action"], batch["mask"]
     x = transition(obs[:, :-1], action, batch["reward"], obs[:, 1:])  # x_1 ... x_T (B, T, X)
 
-    q = agent(obs, agent.memory(x))  # (B, T+1, A): one pass for both Q(s_t, m_t) and the choice at t + 1
+    m = agent.memory(x)  # m_0 ... m_T (B, T+1, D)
+    q = agent(obs, m)  # (B, T+1, A): one pass for both Q(s_t, m_t) and the choice at t + 1
     with torch.no_grad():
         best_action = q[:, 1:].argmax(dim=-1, keepdim=True)  # the online network chooses,
-        next_q = target(obs[:, 1:], target.memory(x)[:, 1:])  # the target network values
+        next_q = target(obs[:, 1:], target.memory(x)[:, 1:])  # the target network, its own memory in it, values
         next_q = next_q.gather(-1, best_action).squeeze(-1)  # (B, T)
         y = batch["reward"] + args.gamma * (1 - batch["terminated"]) * next_q  # (B, T)
     q_taken = (q[:, :-1] * action).sum(dim=-1)

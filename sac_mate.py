@@ -11,13 +11,13 @@ Time. At t the agent sees s_t, recalls m_t, takes a_t and receives r_t and s_{t+
     x_1 ... x_T                               its transitions, x_t = (s_{t-1}, a_{t-1}, r_{t-1}, s_t)
     m_0 ... m_T                               its memories: m_t of x_1 ... x_t, so m_0 of nothing at all
 
-Batches are whole episodes, padded to the longest, so memory always starts empty: no stale states, no burn-in.
-Padding is masked in every loss. One encoder (psi: the memory and the state embedding) feeds the actor (phi) and the
-twin critics (theta); with --freeze-critic it learns from the TD loss alone: the actor's loss sees psi and theta fixed.
+Batches are whole episodes, padded to the longest: in an update memory starts empty, without stale states or burn-in.
+Padding has no weight in any loss. One encoder (psi: the memory, Psi in it, and the state embedding) feeds the actor
+(phi) and the twin critics (theta); with --freeze-critic it learns from the TD losses alone, see ACTOR in update().
 
-Shapes. B episodes in a batch, N environments, T steps, O observation, A action, D memory, X = O + A + 1 + O transition,
-2D what actor and critics see (D without memory). Actions are in [-1, 1] and scaled to the environment's box. Equation
-numbers and Greek letters are the paper's, those of Eq. (27) and (28).
+Shapes. B episodes in a batch, N environments, T steps, O observation, A action in [-1, 1] (scaled to the environment's
+box on the way there only), X = O + A + 1 + O transition, D memory, H hidden, h (2D) what actor and critics see (D in
+sac_markov.py). Equation numbers are the paper's; Greek letters those of Eq. (27), (28): Eq. (3) swaps phi and theta.
 """
 
 # -------------------------------------------------------------------------------------------------------------- imports
@@ -40,7 +40,7 @@ from envs import running
 
 # --------------------------------------------------------------------------------------------------------------- memory
 class Memory(nn.Module):
-    """MATE: m_t = sum_i E(x_i), Eq. (6), handed out on the sphere of radius sqrt(D), Eq. (11)."""
+    """MATE: m_t is the sum E(x_1) + ... + E(x_t), Eq. (6), plus Psi, scaled to the length sqrt(D), Eq. (11)."""
 
     def __init__(self, x_dim: int, dim: int, max_steps: int):  # max_steps is for GPT-2, MATE has no use for it
         super().__init__()
@@ -58,8 +58,8 @@ class Memory(nn.Module):
         e = self.embed(x)
         return e + self.feed_forward(e)
 
-    def project(self, m):
-        return F.rms_norm(m, (self.dim,))  # Eq. (11) times sqrt(D): m / ||m|| * sqrt(D) is RMSNorm without a gain
+    def project(self, total):  # Psi + E(x_1) + ... + E(x_t)
+        return F.rms_norm(total, (self.dim,))  # Eq. (11) times sqrt(D): v / ||v|| * sqrt(D) is RMSNorm without a gain
 
     def forward(self, x):  # (B, T, X) -> (B, T+1, D): m_0 ... m_T, all at once
         e = self.encode(x)  # (B, T, D)
@@ -70,11 +70,11 @@ class Memory(nn.Module):
     def initial_state(self, n):
         return self.Psi.expand(n, self.dim)
 
-    def step(self, x, state):  # m_{t+1} = m_t + E(x_{t+1}): the same cost at every t
+    def step(self, x, state):  # adds E(x_{t+1}), Section 3.2: the same cost at every t
         return state + self.encode(x)
 
-    def read(self, state):
-        return self.project(state)  # m_t (N, D)
+    def read(self, state):  # m_t (N, D)
+        return self.project(state)
 
     def reset(self, state, ended):  # ended (N,), on the CPU
         return torch.where(ended[:, None].to(state.device), self.Psi, state)
@@ -82,15 +82,15 @@ class Memory(nn.Module):
 
 # ----------------------------------------------------------------------------------------------------------------- args
 @dataclass
-class Args(running.Args):  # which adds the flags of any run: --seed, --cuda, --resume, --evaluate, --capture-video ...
-    # task
+class Args(running.Args):  # which adds what any run has: --seed, --cuda, --resume, --evaluate, --capture-video ...
+    # task (such comments are the groups of --help, and those behind the flags its texts)
     env_id: str = "ant-dir"  # any Gymnasium id with a bounded Box of actions and a flat observation
     max_episode_steps: int | None = None  # T, for an environment that is registered without one or to be cut shorter
     num_envs: int = 16  # environments that are stepped together and acted for in one batch (the paper does not say)
     async_envs: bool = False  # step each environment in a process of its own
     total_timesteps: int = 1_000_000  # length of the run, in steps over all environments (the paper does not say)
     # learning
-    learning_starts: int = 20_000  # steps with random actions before the first update
+    learning_starts: int = 20_000  # steps with random actions before the first update (the paper does not say)
     updates_per_step: float = 0.02  # gradient updates per step (the paper does not say; four per 200-step episode)
     batch_size: int = 64  # episodes in a batch (paper: 64)
     buffer_size: int = 10_000  # episodes in the replay buffer (paper: 10,000)
@@ -98,8 +98,8 @@ class Args(running.Args):  # which adds the flags of any run: --seed, --cuda, --
     gamma: float = 0.99  # discount factor (paper: 0.99)
     tau: float = 0.001  # how far the target critics move in an update (paper: 0.001)
     freeze_critic: bool = True  # the actor's loss trains the actor alone, Eq. (28); off: Eq. (27) (paper: on)
-    autotune: bool = True  # tune the entropy coefficient to a target entropy of -A
-    alpha: float = 0.2  # the entropy coefficient, above 0, or where it starts when tuned (the paper does not say)
+    autotune: bool = True  # tune the entropy coefficient to an entropy of minus the action's size (paper: no word)
+    alpha: float = 0.2  # the entropy coefficient, or with --autotune its first value (the paper does not say)
     # networks
     memory_dim: int = 256  # D, the size of the memory and of the state embedding (paper: 256)
     hidden_dim: int = 512  # H, the width of the two hidden layers of actor and critics (paper: 512)
@@ -135,7 +135,7 @@ class ReplayBuffer:
         self.episodes, self.length = storage(capacity), np.zeros(capacity, dtype=np.int64)
         self.current, self.t = storage(num_envs), np.zeros(num_envs, dtype=np.int64)
         self.count = 0  # episodes ever stored; the oldest are overwritten
-        self.on_disk = []  # which of them are in which files: (first, end) each
+        self.on_disk = []  # for running.checkpoint: which of them are in which files, (first, end) each
 
     def add(self, obs, action, reward, next_obs, terminated, truncated):
         """One step of every environment. Returns (return, length) of each episode that ended with it."""
@@ -150,7 +150,7 @@ class ReplayBuffer:
         for i in np.flatnonzero(terminated | truncated):
             slot, t = self.count % self.capacity, self.t[i]
             for name, array in self.episodes.items():
-                array[slot, : t + 1] = self.current[name][i, : t + 1]  # t + 1 observations; a step too many of the rest
+                array[slot, : t + 1] = self.current[name][i, : t + 1]  # all t + 1 observations; of the rest t count
             finished.append((float(self.episodes["reward"][slot, :t].sum()), int(t)))
             self.length[slot], self.t[i] = t, 0
             self.count += 1
@@ -161,8 +161,8 @@ class ReplayBuffer:
         rows = torch.randint(min(self.count, self.capacity), (batch_size,)).numpy()
         T = self.length[rows].max()
         batch = {name: array[rows, : T + (name == "obs")] for name, array in self.episodes.items()}
-        # What lies behind an episode's end is left over from older ones. It is never learned from, nor can it reach
-        # back: m_t is made of x_1 ... x_t only.
+        # Past an episode's end lies what older episodes left there. The mask keeps it out of every loss, and it cannot
+        # reach back: m_t is made of x_1 ... x_t only.
         batch["mask"] = (np.arange(T) < self.length[rows, None]).astype(np.float32)
         return {name: torch.from_numpy(array).to(device) for name, array in batch.items()}
 
@@ -177,18 +177,19 @@ def mlp(input_dim, hidden_dim, output_dim):
 
 
 class Critics(nn.Module):
-    """Twin Q(s_t, m_t, a_t). What their first layers make of (s_t, m_t) can be kept and used with several actions."""
+    """Twin Q(s_t, m_t, a_t), each an mlp of (h, a) whose first layer is computed in two parts, (W_h h + b) + W_a a. The
+    first is most of the work and the same for any action: update() uses it both for a_t and for the actor's action."""
 
     def __init__(self, feature_dim, action_dim, hidden_dim):
         super().__init__()
         self.feature_dim = feature_dim
         self.q1, self.q2 = (mlp(feature_dim + action_dim, hidden_dim, 1) for _ in range(2))
 
-    def look(self, h):  # (B, T, 2D) -> (B, T, H) twice: the first layers' columns for h, and their biases
+    def part_of(self, h):  # W_h h + b of both critics: (B, T, 2D) -> (B, T, H) twice
         return [F.linear(h, q[0].weight[:, : self.feature_dim], q[0].bias) for q in (self.q1, self.q2)]
 
-    def forward(self, looks, action):  # (B, T, H) twice, (B, T, A) -> (B, T) twice
-        first = [k + F.linear(action, q[0].weight[:, self.feature_dim :]) for q, k in zip((self.q1, self.q2), looks)]
+    def forward(self, parts, action):  # W_a a added, and the other layers: (B, T, H) twice, (B, T, A) -> (B, T) twice
+        first = [p + F.linear(action, q[0].weight[:, self.feature_dim :]) for q, p in zip((self.q1, self.q2), parts)]
         return self.q1[1:](first[0]).squeeze(-1), self.q2[1:](first[1]).squeeze(-1)
 
 
@@ -201,7 +202,7 @@ class Agent(nn.Module):
         # psi, the encoder: the memory and the state embedding
         self.memory = Memory(obs_dim + action_dim + 1 + obs_dim, args.memory_dim, max_steps)
         self.embed_state = nn.Linear(obs_dim, args.memory_dim)
-        feature_dim = args.memory_dim + self.memory.dim
+        feature_dim = args.memory_dim + self.memory.dim  # 2D, or D where the memory has none (sac_markov.py)
         self.actor = mlp(feature_dim, args.hidden_dim, 2 * action_dim)  # phi
         self.critics = Critics(feature_dim, action_dim, args.hidden_dim)  # theta
         self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)), requires_grad=args.autotune)
@@ -272,8 +273,8 @@ class Rollout:
             next_obs = obs.copy()
             next_obs[ended] = np.stack(infos["final_obs"][ended])
         x = transition(self.tensor(self.obs), action, self.tensor(reward), self.tensor(next_obs))  # x_{t+1} (N, X)
-        state = self.agent.memory.step(x, self.state)
-        self.state = self.agent.memory.reset(state, torch.from_numpy(ended))
+        state = self.agent.memory.step(x, self.state)  # of x_1 ... x_{t+1}
+        self.state = self.agent.memory.reset(state, torch.from_numpy(ended))  # of nothing where the episode ended
         step = (self.obs, action_array, reward, next_obs, terminated, truncated)
         self.obs = obs
         return step, infos
@@ -283,14 +284,14 @@ class Rollout:
 def update(agent, target, optimizer, batch, args):
     """One gradient step of SAC on a batch of episodes. Metrics stay on the device until they are logged."""
     obs, action, mask = batch["obs"], batch["action"], batch["mask"]
-
-    weight = mask / mask.sum()  # over valid steps, not over padding: a step weighs the same in any episode
+    weight = mask / mask.sum()  # padding weighs nothing, and a valid step the same in any episode
 
     def average(values):
         return (weight * values).sum()
 
     x = transition(obs[:, :-1], action, batch["reward"], obs[:, 1:])  # x_1 ... x_T (B, T, X)
-    h = agent.features(obs, agent.memory(x))  # (B, T+1, 2D): the one pass of the encoder
+    m = agent.memory(x)  # m_0 ... m_T (B, T+1, D)
+    h = agent.features(obs, m)  # of (s_t, m_t) (B, T+1, 2D), for actor and critics: the one pass of the encoder
     actor_h = h.detach() if args.freeze_critic else h  # Eq. (28): the encoder takes no gradient from the actor's loss
     # The one pass of the actor: at t for its own loss, at t + 1 for the TD target.
     new_action, log_prob = agent.sample(actor_h)  # (B, T+1, A), (B, T+1)
@@ -298,28 +299,29 @@ def update(agent, target, optimizer, batch, args):
 
     # CRITICS AND ENCODER
     with torch.no_grad():
-        next_q = torch.minimum(*target(target.look(h[:, 1:]), new_action[:, 1:]))  # the encoder has no target copy
+        next_q = torch.minimum(*target(target.part_of(h[:, 1:]), new_action[:, 1:]))  # the encoder has no target copy
         y = batch["reward"] + args.gamma * (1 - batch["terminated"]) * (next_q - alpha * log_prob[:, 1:])  # (B, T)
-    looks = agent.critics.look(h[:, :-1])  # once for both the action taken and the actor's
-    q1, q2 = agent.critics(looks, action)
+    parts = agent.critics.part_of(h[:, :-1])  # for a_t here, for the actor's action below
+    q1, q2 = agent.critics(parts, action)
     qf1_loss, qf2_loss = average((q1 - y).square()), average((q2 - y).square())
 
-    # ACTOR, with critics that under Eq. (28) take no gradient either
+    # ACTOR. Under Eq. (28) psi and theta are constants here, or this loss would fall by bending memory and critics
+    # towards high values (paper, Appendix B.3). Only new_action carries a gradient, to phi.
     theta = dict(agent.critics.named_parameters())
     if args.freeze_critic:
         theta = {name: parameter.detach() for name, parameter in theta.items()}
-        looks = [look.detach() for look in looks]
-    q = torch.minimum(*torch.func.functional_call(agent.critics, theta, (looks, new_action[:, :-1])))
+        parts = [part.detach() for part in parts]  # they are made of psi, in h, and of theta
+    q = torch.minimum(*torch.func.functional_call(agent.critics, theta, (parts, new_action[:, :-1])))
     actor_loss = average(alpha * log_prob[:, :-1] - q)  # Eq. (27) or (28)
 
     # ENTROPY: alpha rises while the policy is less random than it should be. The loss is linear in log alpha, not in
-    # alpha, so that it falls as fast when it is small.
+    # alpha, or a small alpha would hardly move any more.
     entropy = -average(log_prob[:, :-1].detach())
     alpha_loss = agent.log_alpha * (entropy - agent.target_entropy)
 
     optimizer.zero_grad()
-    # Under Eq. (28) the TD losses train psi and theta, the actor's phi, the last alpha, so that one backward is as good
-    # as three; under Eq. (27) psi and theta get the sum.
+    # One backward for all. Under Eq. (28) each parameter gets its gradient from one kind of loss only: psi and theta
+    # from the TD losses, phi from actor_loss, alpha from alpha_loss. Under Eq. (27) psi and theta get the sum.
     (qf1_loss + qf2_loss + actor_loss + alpha_loss).backward()
     optimizer.step()
     with torch.no_grad():  # target += tau (online - target), all parameters in one call

@@ -81,7 +81,7 @@ def parse(Args, description, default=None):
     default, types = default or Args(), get_type_hints(Args)
     found, heading = {}, "other"
     for line in (line for part in Args.__mro__[:-1] for line in inspect.getsource(part).splitlines()):
-        if comment := re.fullmatch(r"    # ([a-z ]+)", line):
+        if comment := re.fullmatch(r"    # ([a-z ]+)(?: \(.*\))?", line):
             heading = comment[1].replace(" ", "_")
         elif flag := re.match(r"    (\w+): [^#]*(?:# (.*))?", line):
             found.setdefault(flag[1], (heading, flag[2] or ""))
@@ -92,7 +92,7 @@ def parse(Args, description, default=None):
         groups.setdefault(heading, []).append((name, option, getattr(default, name)))
     groups = {title: make_dataclass(title, options, namespace={"__doc__": ""}) for title, options in groups.items()}
     Groups = make_dataclass("Groups", [(title, group, field(default_factory=group)) for title, group in groups.items()])
-    description += " The paper's values are those of its Table 2 (SAC) and Table 3 (Double DQN)."
+    description += " The paper's values are those of its Tables 2 and 3, Section 4 and Appendix B."
     parsed = tyro.cli(tyro.conf.OmitArgPrefixes[Groups], description=description)
     return Args(**{name: value for group in vars(parsed).values() for name, value in vars(group).items()})
 
