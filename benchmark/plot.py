@@ -19,6 +19,7 @@ With five seeds or more, lines are interquartile means and bands 95 % bootstrap 
 """
 
 import argparse
+import json
 import math
 import sys
 import textwrap
@@ -35,9 +36,11 @@ from tqdm import tqdm
 
 import envs
 from benchmark import runs
+from envs import running
 
-ENOUGH_SEEDS = 5  # for interquartile means: of fewer, trimming a quarter leaves one or two
+ENOUGH_SEEDS = 5  # for interquartile means: of four, trimming a quarter leaves two, of fewer it trims nothing
 MARKOV_OPTIMUM, OPTIMUM = 0.5, 1.0  # of T-Maze, exactly
+MAY_DIFFER = {"seed", "exp_name", "resume", "evaluate"} | running.RESUME_MAY_CHANGE  # between runs of one experiment
 
 
 # ---------------------------------------------------------------------------------------------------------- statistics
@@ -50,11 +53,9 @@ def summarise(values):
     values = np.asarray(values, dtype=float)
     if len(values) >= ENOUGH_SEEDS:
         # By percentiles: the bias-corrected interval is not a number where all seeds are equal, as at a return of 1.
-        resampled = bootstrap(
-            (values,), interquartile_mean, axis=0, n_resamples=2000, batch=100, method="percentile", rng=0
-        )
+        resampled = bootstrap((values,), interquartile_mean, axis=0, n_resamples=2000, method="percentile", rng=0)
         return interquartile_mean(values), *resampled.confidence_interval
-    spread = values.std(axis=0, ddof=1) if len(values) > 1 else 0.0
+    spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.nan
     return values.mean(axis=0), values.mean(axis=0) - spread, values.mean(axis=0) + spread
 
 
@@ -112,10 +113,15 @@ def collect(sources, episodes):
                 print(f"{path}: left out {run.script} on {runs.title(run)}, seed {run.seed}, which was given before")
             table.setdefault(run, columns)
     # Of two runs alike the finished one counts, and else the later one.
-    finished = {folder: (folder / "results.json").exists() for folder in folders.values()}
+    finished, settings = {folder: (folder / "results.json").exists() for folder in folders.values()}, {}
     latest_first = sorted(finished, key=lambda folder: (finished[folder], runs.first_log(folder)), reverse=True)
     for folder in tqdm(latest_first, desc="reading runs", unit="run", disable=None):
         run, columns = runs.identify(folder), runs.read_evaluations(folder)
+        flags = json.loads((folder / "args.json").read_text())
+        first, others = settings.setdefault(run._replace(seed=None), (folder, flags))
+        different = [name for name in flags if name not in MAY_DIFFER and flags[name] != others.get(name)]
+        if different:  # they are not seeds of one experiment
+            sys.exit(f"{folder} and {first} differ in {', '.join(different)}: draw them apart")
         if run in curves:
             tqdm.write(f"{folder}: left out for a finished or later one of the same script, environment and seed")
             continue
@@ -124,7 +130,7 @@ def collect(sources, episodes):
             continue
         curves[run] = columns
         if not finished[folder]:
-            tqdm.write(f"{folder}: unfinished, its curve is drawn up to step {columns['step'][-1]:.0f}")
+            tqdm.write(f"{folder}: unfinished at step {columns['step'][-1]:.0f}, drawn if no other seed is finished")
         elif episodes and (folder / "model.pt").exists():
             try:
                 reward = runs.roll_out(folder, episodes)["reward"].mean(axis=0)
@@ -212,6 +218,9 @@ def draw_curves(curves):
         if runs.is_tmaze(environment.env_id):
             draw_tmaze_optima(ax)
         for script, seeds in scripts.items():
+            seeds = [
+                seed for seed in seeds if seed["finished"][-1]
+            ] or seeds  # one under way would cut the others short
             if script.endswith("markov") and len(scripts) > 1:
                 look = runs.look(script)
                 level = summarise(best_returns(seeds))[0]
@@ -280,7 +289,7 @@ def make_table(curves):
     for environment, scripts in by_panel(curves).items():
         for script, seeds in scripts.items():
             row = {"script": script, "env_id": environment.env_id, "corridor_length": environment.corridor_length}
-            row["seeds"] = len(seeds)
+            row |= {"seeds": len(seeds), "low_and_high": describe([len(seeds)])}
             names = ("episodic_return", "success_rate", "updates", "seconds")
             last = {name: np.array([columns[name][-1] for columns in seeds]) for name in names}
             for name, values in (("best_return", best_returns(seeds)), ("last_return", last["episodic_return"])):
@@ -331,6 +340,9 @@ def main():
 
     # Drawn from the files, so that whoever has them gets the same figures.
     runs.open_output(args.output_dir)
+    for name in ("curves", "corridor", "adaptation", "table"):
+        for path in args.output_dir.glob(f"{name}.*"):
+            path.unlink()  # what an earlier call left would be taken for this one's
     runs.write_csv(args.output_dir / "curves.csv", curves)
     curves = runs.read_csv(args.output_dir / "curves.csv")
     finished = {run: columns for run, columns in curves.items() if columns["finished"][-1]}

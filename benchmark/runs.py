@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 import matplotlib
 import numpy as np
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from envs import running
@@ -100,36 +101,48 @@ def read_evaluations(folder):
     return {name: np.array(values, dtype=float) for name, values in columns.items()}
 
 
+@torch.no_grad()
 def roll_out(folder, episodes):
     """What the final agent of a run sees, remembers and gets, acting deterministically on the evaluation's seeds.
 
-    obs (E, T, O), memory (E, T, D) and reward (E, T), zero after an episode's end; length (E,) and context (E, C).
+    obs (E, T, O), memory (E, T, D) and reward (E, T), zero after an episode's end; length (E,) and context (E, C). And
+    untrained (E, T, D): what a memory of the same kind with random weights makes of the same episodes.
     """
     saved = load(folder / "model.pt")
     if not (ROOT / f"{saved['script']}.py").exists():
         sys.exit(f"{folder} is of {saved['script']}.py, which is not in {ROOT}")
     module = importlib.import_module(saved["script"])
+    another_version = f"{folder} was trained by another version of {saved['script']}.py"
     try:
-        args = module.Args(**saved["args"])
-        vec, max_steps = running.make_envs(args, min(args.num_envs, episodes), None)
-        device = running.begin(args)
-        obs_dim = vec.single_observation_space.shape[0]
-        agent = module.Agent(obs_dim, vec.single_action_space, max_steps, args).to(device)
+        args = module.Args(**saved["args"] | {"capture_video": False})
+    except TypeError:  # flags that are not there any more
+        sys.exit(another_version)
+    vec, max_steps = running.make_envs(args, min(args.num_envs, episodes), None)
+    device = running.begin(args)
+    obs_dim = vec.single_observation_space.shape[0]
+    agent, untrained = (module.Agent(obs_dim, vec.single_action_space, max_steps, args).to(device) for _ in range(2))
+    try:
         agent.load_state_dict(saved["agent"])
-    except (TypeError, RuntimeError):  # flags or weights that are not there any more
-        sys.exit(f"{folder} was trained by another version of {saved['script']}.py")
+    except RuntimeError:
+        sys.exit(another_version)
     rollout, n, rounds = module.Rollout(vec, agent, device), vec.num_envs, []
     for first in range(module.EVAL_SEED, module.EVAL_SEED + episodes, n):
         infos = rollout.reset(seed=list(range(first, first + n)))
         arrays = {"obs": np.zeros((n, max_steps, obs_dim), dtype=np.float32)}
-        arrays |= {"memory": np.zeros((n, max_steps, agent.memory.dim), dtype=np.float32)}
+        for name in ("memory", "untrained"):
+            arrays[name] = np.zeros((n, max_steps, agent.memory.dim), dtype=np.float32)
         arrays |= {"reward": np.zeros((n, max_steps)), "length": np.zeros(n, dtype=int)}
-        arrays["context"] = infos.get("context", np.zeros((n, 0)))
+        arrays["context"] = np.reshape(infos.get("context", np.zeros((n, 0))), (n, -1))
+        state = untrained.memory.initial_state(n)
         going, t = np.ones(n, dtype=bool), 0  # still in its first episode, the only one that counts
         while going.any():
             obs, memory = rollout.view()
-            arrays["obs"][going, t], arrays["memory"][going, t] = obs.cpu()[going], memory.cpu()[going]
-            (_, _, reward, _, terminated, truncated), _ = rollout.step(agent.act(obs, memory))
+            views = {"obs": obs, "memory": memory, "untrained": untrained.memory.read(state)}
+            for name, view in views.items():
+                arrays[name][going, t] = view.cpu()[going]
+            step, _ = rollout.step(agent.act(obs, memory))
+            state = untrained.memory.step(module.transition(*map(rollout.tensor, step[:4])), state)
+            _, _, reward, _, terminated, truncated = step
             arrays["reward"][going, t] = reward[going]
             t += 1
             arrays["length"][going] = t

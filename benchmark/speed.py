@@ -1,7 +1,7 @@
 """How fast are we, and how close to the machine? What the paper's Table 1 claims, measured in one run on one machine.
 
     python benchmark/speed.py             everything below: about 40 minutes, on an otherwise idle machine
-    python benchmark/speed.py rollout     time of a step against t, and steps per second against the number of environments
+    python benchmark/speed.py rollout     time of a step against t, and steps per second by number of environments
     python benchmark/speed.py update      time and memory of an update against T, and the share that is matrix products
     python benchmark/speed.py program     steps and updates per second of whole scripts, and where their time goes
     python benchmark/speed.py envs        the environments over the bare ones that they are built on
@@ -356,9 +356,9 @@ def run_program(name, flags):
 
     running.make_envs, running.open_run = make_timed_envs, open_timed_run
     for owner, function, part in (
-        (module, "update", "update"), (module.ReplayBuffer, "sample", "sampling"), (module.ReplayBuffer, "add", "buffer"),
+        (module, "update", "update"), (module.ReplayBuffer, "sample", "sampling"),
         (module.Rollout, "step", "memory"), (module.Rollout, "view", "reading"), (module.Agent, "explore", "policy"),
-        (module, "evaluate", "evaluation"), (running, "checkpoint", "evaluation"),
+        (module.ReplayBuffer, "add", "buffer"), (module, "evaluate", "evaluation"), (running, "checkpoint", "evaluation"),
     ):  # fmt: skip
         setattr(owner, function, clock.timed(getattr(owner, function), part))
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as devnull:

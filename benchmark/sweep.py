@@ -162,7 +162,8 @@ def environment(args):
 def shell_line(run, args):
     """For --dry-run: does what a Ray worker would do, from any folder, and the sweep knows the run afterwards."""
     folder = folder_of(run, args)
-    words = [*(f"{name}={value}" for name, value in environment(args).items()), *command(run, folder)]
+    variables = {name: value for name, value in environment(args).items() if name.endswith("THREADS")}
+    words = [*(f"{name}={value}" for name, value in variables.items()), *command(run, folder)]
     return f"(mkdir -p {shlex.quote(str(folder))} && cd {shlex.quote(str(folder))} && {shlex.join(words)})"
 
 
@@ -213,7 +214,7 @@ def take_lock(folder):
 
 
 def train(run, folder, args):
-    """Brings a run to its end. Returns None, or what went wrong."""
+    """Brings a run to its end. Returns what it reached, as results.json has it, or in words what went wrong."""
     # A task is cancelled by an interrupt, which Python ignores if Ray was started in the background of a shell script.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     folder.mkdir(parents=True, exist_ok=True)
@@ -222,14 +223,14 @@ def train(run, folder, args):
         return "another process is training in its folder"
     try:
         for _ in range(1 + args.retries):
-            if results_of(folder) is not None:  # another sweep may have been faster
-                return None
+            if results := results_of(folder):  # another sweep may have been faster
+                return results
             for path in folder.glob("runs/*"):
                 if not (path / "checkpoint.pt").exists():  # died before its first checkpoint: there is nothing in it
                     shutil.rmtree(path)
             code = start(command(run, folder), folder, lock, args)
-            if code == 0:
-                return None
+            if results := results_of(folder):
+                return results
             killed = code < 0 or code > 128
             if not killed and newest_checkpoint(folder) is None:  # it refused its flags, say, and would do so again
                 break
@@ -277,11 +278,13 @@ def start_ray(args):
         most = max(node["Resources"].get(what, 0) for node in ray.nodes() if node["Alive"])
         if wanted > most:  # Ray would wait for such a machine forever
             sys.exit(f"--{what.lower()}s-per-run {wanted:g} is more than a machine here has, {most:g}")
+        if what == "GPU" and most and not wanted:
+            print("there are GPUs here, and these runs will use none of them: see --gpus-per-run")
     return ray
 
 
 def sweep(missing, status, args):
-    """Does the runs that are missing, and notes in status, {name: status}, how each went."""
+    """Does the runs that are missing, and notes in status, {name: (status, outcome)}, how each went."""
     ray = start_ray(args)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C; only now, since Ray sets its own
     resources = {"num_cpus": args.cpus_per_run, "num_gpus": args.gpus_per_run}
@@ -294,11 +297,12 @@ def sweep(missing, status, args):
             for ref in ray.wait(list(pending), timeout=1)[0]:
                 run = pending.pop(ref)
                 try:
-                    problem = ray.get(ref)
+                    outcome = ray.get(ref)
                 except ray.exceptions.RayError as error:
-                    problem = str(getattr(error, "cause", error)).splitlines()[0]
-                status[run.name] = "failed" if problem else "finished"
-                progress.write(row(run, status, args) + (f"\n    {problem}" if problem else ""))
+                    cause = getattr(error, "cause", error)
+                    outcome = (str(cause) or repr(cause)).splitlines()[0]
+                status[run.name] = "failed" if isinstance(outcome, str) else "finished", outcome
+                progress.write(row(run, *status[run.name], args))
                 progress.update()
             progress.refresh()
     except KeyboardInterrupt:
@@ -314,13 +318,12 @@ def sweep(missing, status, args):
         ray.shutdown()
 
 
-def row(run, status, args):
-    """Of the table: the run, its status, and what it reached or where to read why not."""
-    columns = f"{run.name:<45}  {status[run.name]:<15}"
-    if status[run.name] == "failed":
-        return f"{columns}  see {args.output_dir / run.name / 'log.txt'}"
-    results = results_of(folder_of(run, args))
-    numbers = results["best_return"], results["last_return"], results["seconds"] / 60
+def row(run, status, outcome, args):
+    """Of the table: the run, its status, and what it reached or why not and where to read more."""
+    columns = f"{run.name:<45}  {status:<15}"
+    if isinstance(outcome, str):
+        return f"{columns}  see {args.output_dir / run.name / 'log.txt'}\n    {outcome}"
+    numbers = outcome["best_return"], outcome["last_return"], outcome["seconds"] / 60
     return columns + "  {:>11.3f}  {:>11.3f}  {:>7.1f}".format(*numbers)
 
 
@@ -329,20 +332,21 @@ def main():
     runs = select_runs(args)
     for run in runs:
         refuse_other_flags(run, folder_of(run, args))
-    missing = [run for run in runs if results_of(folder_of(run, args)) is None]
+    done = {run.name: results_of(folder_of(run, args)) for run in runs}
+    missing = [run for run in runs if done[run.name] is None]
     if args.dry_run:
         for run in missing:
             print(shell_line(run, args))
         return
-    status = {run.name: "finished before" for run in runs if run not in missing}
+    status = {name: ("finished before", results) for name, results in done.items() if results is not None}
     if missing:
         try:
             sweep(missing, status, args)
         except KeyboardInterrupt:
             sys.exit(130)
     print(f"\n{'run':<45}  status           best return  last return  minutes")
-    print(*(row(run, status, args) for run in runs), sep="\n")
-    sys.exit("failed" in status.values())
+    print(*(row(run, *status[run.name], args) for run in runs), sep="\n")
+    sys.exit(1 if any(word == "failed" for word, _ in status.values()) else 0)
 
 
 if __name__ == "__main__":

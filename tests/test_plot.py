@@ -212,7 +212,8 @@ def test_table(tmp_path, monkeypatch, capsys):
     curves |= {("ddqn_lstm", "tmaze-passive", 5, seed): ([0, 10], [0, seed / 10]) for seed in range(6)}
     main(monkeypatch, write_curves(tmp_path / "c.csv", curves), "--output-dir", tmp_path / "out")
     mate, lstm, ant = rows_of(tmp_path / "out" / "table.csv")
-    assert list(mate.values())[:4] == ["ddqn_mate", "tmaze-passive", "5", "2"]
+    assert list(mate.values())[:5] == ["ddqn_mate", "tmaze-passive", "5", "2", plot.describe([2])]
+    assert ant["best_return_low"] == ant["best_return_high"] == "" and ant["low_and_high"] == "one seed"
     spread = np.std([0.9, 0.7], ddof=1)
     numbers = [float(mate[f"best_return{end}"]) for end in ("", "_low", "_high")]
     assert np.allclose(numbers, [0.8, 0.8 - spread, 0.8 + spread], atol=1e-5)
@@ -329,7 +330,7 @@ def test_runs_without_model_unfinished_or_twice(tiny, tmp_path, monkeypatch, cap
         (tmp_path / "in" / name / "model.pt").unlink()
     main(monkeypatch, tmp_path / "in", tmp_path / "in" / "whole", "--output-dir", tmp_path / "out", "--format", "pdf")
     said = capsys.readouterr().out
-    assert "again: left out" in said and "unfinished: unfinished, its curve is drawn" in said and "whole:" not in said
+    assert "again: left out" in said and "unfinished: unfinished at step" in said and "whole:" not in said
     rows = rows_of(tmp_path / "out" / "curves.csv")
     assert {(r["script"], r["seed"]) for r in rows} == {("ddqn_mate", "1"), ("ddqn_mate", "2")}
     assert {r["seed"] for r in rows_of(tmp_path / "out" / "adaptation.csv")} == {"1"}
@@ -339,6 +340,37 @@ def test_runs_without_model_unfinished_or_twice(tiny, tmp_path, monkeypatch, cap
     assert (tmp_path / "out" / "curves.pdf").read_bytes().startswith(b"%PDF")
     main(monkeypatch, tmp_path / "in" / "unfinished", "--output-dir", tmp_path / "alone")
     assert {path.name for path in (tmp_path / "alone").iterdir()} == {"curves.csv", "curves.png"}
+
+
+def test_a_seed_under_way_does_not_cut_the_finished_ones_short(tmp_path):
+    curves = curves_of(
+        tmp_path / "c.csv",
+        {("sac_mate", "ant-dir", "", s): (steps, [s] * len(steps)) for s, steps in ((1, [0, 50, 100]), (2, [0, 10]))},
+    )
+    [unfinished] = [columns for run, columns in curves.items() if run.seed == 2]
+    unfinished["finished"][:] = 0
+    assert line(plot.draw_curves(curves).axes[0], "MATE").get_xydata().tolist() == [[0, 1], [50, 1], [100, 1]]
+
+
+def test_runs_with_other_flags_are_no_seeds_of_the_same(tiny, tmp_path, monkeypatch):
+    first, second = folders_of(tiny, "*ddqn_mate*")
+    shutil.copytree(first, tmp_path / "in" / "first")
+    shutil.copytree(second, tmp_path / "in" / "second")
+    path = tmp_path / "in" / "second" / "args.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"learning_rate": 0.5}))
+    with pytest.raises(SystemExit, match="differ in learning_rate: draw them apart"):
+        main(monkeypatch, tmp_path / "in", "--output-dir", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_of_an_earlier_call_are_not_left_beside_new_ones(tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    for name in ("adaptation.csv", "corridor.png", "mine.txt"):
+        (tmp_path / "out" / name).write_text("old")
+    source = write_curves(tmp_path / "c.csv", {("sac_mate", "ant-dir", "", 1): ([0, 9], [1, 250])})
+    main(monkeypatch, source, "--output-dir", tmp_path / "out")
+    made = {path.name for path in (tmp_path / "out").iterdir()}
+    assert made == {"curves.csv", "curves.png", "table.csv", "table.md", "mine.txt"}
 
 
 def test_no_adaptation_and_an_agent_that_cannot_be_rolled_out(tiny, tmp_path, monkeypatch, capsys):

@@ -60,6 +60,25 @@ def test_it_is_scored_on_episodes_that_it_has_not_seen():
     assert probe.probe(context, turned, HALVES, classify=False) < -2.5
 
 
+def test_the_strength_of_the_ridge_is_chosen_on_episodes_that_it_was_not_fitted_on():
+    """Of noise nothing can be learned, and the strongest ridge, which knows that, is the best; the weakest overfits."""
+    noise, context = np.random.default_rng(0).normal(size=(200, 60)), np.random.default_rng(1).normal(size=(200, 1))
+    weakest = probe.fit(noise[HALVES], context[HALVES], [probe.STRENGTHS[0]])(noise[~HALVES])[0]
+    assert 1 - ((weakest - context[~HALVES]) ** 2).sum() / (context[~HALVES] ** 2).sum() < -0.5
+    assert probe.probe(noise, context, HALVES, classify=False) > -0.2
+
+
+def test_where_a_class_has_many_contexts_none_of_them_is_in_both_halves(monkeypatch):
+    """ML10: the same task and goal is the same episode. Memories that know the goal alone must not tell the task."""
+    tasks, goals = np.arange(240) % 4, np.arange(240) // 8
+    data = synthetic(np.stack([tasks, goals], axis=1).astype(float))
+    halves = []
+    monkeypatch.setattr(probe, "probe", lambda x, y, train, classify: halves.append(train) or 0.5)
+    probe.measure(data)
+    seen, unseen = ({tuple(c) for c in data["context"][half]} for half in (halves[0], ~halves[0]))
+    assert seen and unseen and not seen & unseen and {t for t, _ in seen} == {t for t, _ in unseen} == {0, 1, 2, 3}
+
+
 def test_a_memory_of_nothing_scores_at_chance():
     context = RNG.normal(size=(200, 2))
     nothing = np.full((200, 16), 0.123456789) + 1e-9 * RNG.normal(size=(200, 16))  # constant but for rounding
@@ -68,27 +87,29 @@ def test_a_memory_of_nothing_scores_at_chance():
     assert probe.probe(nothing, side, HALVES, classify=True) == side[~HALVES, 1].mean()
 
 
-def synthetic(context, episodes=120, steps=6):
+def synthetic(context, episodes=240, steps=6):
     """At t = 0 nothing is known, from t = 1 on all; the observation is noise; half the episodes end after 4 steps."""
     memory = np.repeat((context @ RNG.normal(size=(context.shape[1], 8)))[:, None], steps, axis=1)
     memory[:, 0] = 1
     length = np.where(np.arange(episodes) % 4 < 2, steps, 4)
     going = np.arange(steps) < length[:, None]
     obs = RNG.normal(size=(episodes, steps, 3))
-    return {"memory": memory, "obs": obs, "context": context, "length": length, "reward": going * np.arange(steps)}
+    data = {"memory": memory, "untrained": RNG.normal(size=memory.shape), "obs": obs, "context": context}
+    return data | {"length": length, "reward": going * np.arange(steps)}
 
 
 def test_measure_along_the_episode_for_a_continuous_context():
-    angle = RNG.uniform(0, 2 * np.pi, 120)
+    angle = RNG.uniform(0, 2 * np.pi, 240)
     data = synthetic(np.stack([np.cos(angle), np.sin(angle)], axis=1))
     scores, projection = probe.measure(data)
     assert scores["t"].tolist() == [0, 1, 2, 3, 4, 5] and set(scores["measure"]) == {"R2"}
-    assert scores["episodes"].tolist() == [120, 120, 120, 120, 60, 60]
+    assert scores["episodes"].tolist() == [240, 240, 240, 240, 120, 120]
     assert scores["score_memory"][0] == pytest.approx(0) and (scores["score_memory"][1:] > 0.99).all()
     assert (abs(scores["score_state"]) < 0.25).all() and (scores["chance"] == 0).all()
+    assert (abs(scores["score_untrained"]) < 0.25).all()
     assert np.allclose(scores["reward"], [0, 1, 2, 3, 2, 2.5]) and np.allclose(scores["return_so_far"][-1], 10.5)
     # The memory lies in a plane, so that its two principal components keep all distances.
-    assert set(projection["t"]) == {5} and len(projection["x"]) == 60
+    assert set(projection["t"]) == {5} and len(projection["x"]) == 120
     points, memory = np.stack([projection["x"], projection["y"]], axis=1), data["memory"][data["length"] > 5, 5]
     apart = np.linalg.norm(points[:, None] - points, axis=-1)
     assert np.allclose(apart, np.linalg.norm(memory[:, None] - memory, axis=-1))
@@ -96,9 +117,9 @@ def test_measure_along_the_episode_for_a_continuous_context():
 
 
 def test_measure_for_classes_and_where_episodes_run_out():
-    side = np.where(RNG.random(120) < 0.6, 1.0, -1.0)
+    side = np.where(RNG.random(240) < 0.6, 1.0, -1.0)
     data = synthetic(side[:, None])
-    data["length"][30:] = 4  # 16 of 30 are left at t = 4, fewer than a probe needs
+    data["length"][60:] = 4  # 32 of 60 are left at t = 4, fewer than a probe needs
     scores, projection = probe.measure(data)
     assert scores["t"].tolist() == [0, 1, 2, 3] and set(scores["measure"]) == {"accuracy"}
     share = max((side == 1).mean(), (side == -1).mean())
@@ -127,26 +148,27 @@ def labels_of(legend):
 
 
 def test_figure_of_a_direction():
-    angle = RNG.uniform(0, 2 * np.pi, 120)
+    angle = RNG.uniform(0, 2 * np.pi, 240)
     figure, scores, projection = figure_of(np.stack([np.cos(angle), np.sin(angle)], axis=1))
     left, middle, right, bar = figure.axes
-    memory, state, chance = left.get_lines()
+    memory, untrained, state, chance = left.get_lines()
+    assert np.allclose(untrained.get_ydata(), scores["score_untrained"]) and untrained.get_linestyle() == ":"
     assert np.allclose(memory.get_xydata(), np.stack([scores["t"], scores["score_memory"]], axis=1))
     assert np.allclose(state.get_ydata(), scores["score_state"]) and np.allclose(chance.get_ydata(), 0)
     assert memory.get_color() == runs.LOOKS["mate"].color
-    assert labels_of(left.get_legend()) == ["memory $m_t$", "observation $s_t$", "chance"]
-    assert left.get_ylabel() == "$R^2$ of a linear probe"
+    assert labels_of(left.get_legend()) == ["memory $m_t$", "the same, untrained", "observation $s_t$", "chance"]
+    assert left.get_ylabel() == "$R^2$ of a linear probe,\nmean of 2 numbers"
     assert np.allclose(middle.get_lines()[0].get_ydata(), scores["reward"]) and middle.get_ylabel() == "reward at t"
     [points] = right.collections
     assert points.get_cmap().name == "twilight" and points.get_clim() == (-np.pi, np.pi)  # cyclic, as directions are
-    assert np.allclose(np.mod(points.get_array(), 2 * np.pi), angle[np.arange(120) % 4 < 2])
+    assert np.allclose(np.mod(points.get_array(), 2 * np.pi), angle[np.arange(240) % 4 < 2])
     assert np.allclose(points.get_offsets(), np.stack([projection["x"], projection["y"]], axis=1))
     assert bar.get_ylabel() == "angle of the context"
-    assert figure.get_suptitle() == "MATE on point-robot, seed 3: 120 episodes, half to fit and half to score"
+    assert figure.get_suptitle() == "MATE on point-robot, seed 3: 240 episodes, half to fit and half to score"
 
 
 def test_figure_of_classes():
-    figure, scores, _ = figure_of(np.where(RNG.random(120) < 0.5, 1.0, -1.0)[:, None], "ddqn_lstm", "tmaze-active", 5)
+    figure, scores, _ = figure_of(np.where(RNG.random(240) < 0.5, 1.0, -1.0)[:, None], "ddqn_lstm", "tmaze-active", 5)
     left, middle, right = figure.axes
     assert left.get_ylabel() == "accuracy of a linear probe" and middle.get_ylabel() == "return so far"
     assert np.allclose(middle.get_lines()[0].get_ydata(), scores["return_so_far"])
@@ -156,13 +178,13 @@ def test_figure_of_classes():
 
 
 def test_figure_of_scalars():
-    speed = RNG.uniform(0, 3, 120)
+    speed = RNG.uniform(0, 3, 240)
     *_, right, bar = figure_of(speed[:, None], env_id="cheetah-vel")[0].axes
     assert right.collections[0].get_cmap().name == "viridis" and bar.get_ylabel() == "context"
-    assert np.allclose(right.collections[0].get_array(), speed[np.arange(120) % 4 < 2])
+    assert np.allclose(right.collections[0].get_array(), speed[np.arange(240) % 4 < 2])
     # Of many numbers, that which the memory is about: here the fourth, which is far the largest.
-    many = RNG.normal(size=(120, 6)) * [1, 1, 1, 50, 1, 1]
-    assert figure_of(many, env_id="walker-param")[0].axes[-1].get_ylabel() == "context, number 3"
+    many = RNG.normal(size=(240, 6)) * [1, 1, 1, 50, 1, 1]
+    assert figure_of(many, env_id="walker-param")[0].axes[-1].get_ylabel() == "context, the best shown: number 3 of 6"
 
 
 # --------------------------------------------------------------------------------------------------------- tiny runs
@@ -220,20 +242,20 @@ def command(*words, cwd):
 
 
 def test_from_a_run_to_the_figure_and_from_csv_to_the_same_figure(tiny, tmp_path):
-    done = command(tiny["sac_mate"], "--episodes", 60, cwd=tmp_path)
+    done = command(tiny["sac_mate"], "--episodes", 100, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     out = tiny["sac_mate"] / "probe"
     assert {path.name for path in out.iterdir()} == {"probe.csv", "projection.csv", "probe.png"}
     rows, projection = rows_of(out / "probe.csv"), rows_of(out / "projection.csv")
-    names = "t measure score_memory score_state chance reward return_so_far episodes"
+    names = "t measure score_memory score_untrained score_state chance reward return_so_far episodes"
     assert " ".join(rows[0]) == f"script env_id corridor_length seed {names}"
-    assert [int(row["t"]) for row in rows] == list(range(10)) and {row["episodes"] for row in rows} == {"60"}
+    assert [int(row["t"]) for row in rows] == list(range(10)) and {row["episodes"] for row in rows} == {"100"}
     assert rows[0]["score_memory"] == rows[0]["score_state"] == "0"  # neither m_0 nor the start tells the goal
     # A reward is minus the distance to the goal, which after one blind step tells something of where it is.
     assert float(rows[-1]["score_memory"]) > 0.2
     assert float(rows[-1]["return_so_far"]) == pytest.approx(sum(float(row["reward"]) for row in rows), rel=1e-4)
     goals = np.array([[float(row["context_0"]), float(row["context_1"])] for row in projection])
-    assert len(goals) == 60 and np.allclose(np.linalg.norm(goals, axis=1), 1, atol=1e-4)
+    assert len(goals) == 100 and np.allclose(np.linalg.norm(goals, axis=1), 1, atol=1e-4)
 
     image = matplotlib.image.imread(out / "probe.png")[..., :3]
     assert len(np.unique(image.reshape(-1, 3), axis=0)) > 200
@@ -251,7 +273,7 @@ def main(monkeypatch, *words):
 
 def test_tmaze_end_to_end(tiny, tmp_path, monkeypatch):
     """The passive maze shows the side at the start only: s_0 tells it, m_0 does not, and m_1 has seen it."""
-    main(monkeypatch, tiny["ddqn_gpt2"], "--episodes", 80, "--output-dir", tmp_path / "out", "--format", "pdf")
+    main(monkeypatch, tiny["ddqn_gpt2"], "--episodes", 100, "--output-dir", tmp_path / "out", "--format", "pdf")
     first, second, *_ = rows_of(tmp_path / "out" / "probe.csv")
     assert first["measure"] == "accuracy" and first["corridor_length"] == "3"
     assert first["score_memory"] == first["chance"] and float(first["score_state"]) == 1
@@ -275,7 +297,7 @@ def test_bad_input_gets_one_line(tiny, tmp_path, monkeypatch):
         ([tmp_path / "older"], "was trained by another version of sac_mate.py"),  # the weights do not fit
         ([tiny["sac_lstm"]], "Pendulum-v1 has no context, or always the same: there is nothing to probe for"),
         ([tiny["sac_markov"]], "is of sac_markov.py, which has no memory: there is nothing to probe"),
-        ([tiny["sac_mate"], "--episodes", "10"], "--episodes must be 40 or more, got 10"),
+        ([tiny["sac_mate"], "--episodes", "10"], "--episodes must be 100 or more, got 10"),
     ):
         with pytest.raises(SystemExit) as error:
             main(monkeypatch, *words)

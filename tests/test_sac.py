@@ -8,8 +8,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from moviepy import VideoFileClip
 from conftest import ROOT, SCRIPTS, results_of, scalars_of, script, twin_q
+from moviepy import VideoFileClip
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 import envs

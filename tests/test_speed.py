@@ -1,4 +1,4 @@
-"""benchmark/speed.py: what it counts is right, and every measurement runs, is written and is drawn (with tiny sizes)."""
+"""benchmark/speed.py: what it counts is right, and every measurement runs, is written and drawn (tiny sizes)."""
 
 import copy
 import json

@@ -1,6 +1,7 @@
 """Sweeps on a real Ray with two workers: killed, stopped and failing runs, and doing only what is missing."""
 
 import fcntl
+import json
 import os
 import re
 import shlex
@@ -145,14 +146,14 @@ def test_a_run_whose_script_or_worker_is_killed_goes_on_from_its_checkpoint(stor
 def test_a_failed_run_stops_no_other_and_is_in_the_table_with_its_log(story):
     assert story.code == 1
     table = story.output.split("best return")[1].splitlines()[1:]
-    assert len(table) == 3
+    assert len(table) == 4
     best, last = (
         f"{results_of(next(story.folders.long.glob('runs/*')))[key]:.3f}" for key in ("best_return", "last_return")
     )
     assert re.fullmatch(rf"{LONG.name} +finished +{best} +{last} +\d+\.\d", table[1])
     log = "some runs/" + BROKEN.name + "/log.txt"
     assert re.fullmatch(rf"{re.escape(BROKEN.name)} +failed +see {re.escape(log)}", table[2])
-    assert "exit code 1: reward is not finite at step 21: stopped" in story.output
+    assert table[3].startswith("    exit code 1: reward is not finite at step 21: stopped")
     assert "Traceback" not in story.errors
     assert not sweep.results_of(story.folders.broken)
 
@@ -207,6 +208,59 @@ def main(monkeypatch, capsys):
     return run
 
 
+@pytest.fixture
+def fake_ray(monkeypatch):
+    """A cluster of one machine with 2 cores and 1 GPU, that notes what it is asked for and does it at once."""
+    asked = SimpleNamespace(init=None, remote=None)
+
+    def remote(**resources):
+        asked.remote = resources
+        return lambda function: SimpleNamespace(remote=lambda *args: object())
+
+    def get(task):
+        if isinstance(asked.result, Exception):
+            raise asked.result
+        return asked.result
+
+    class RayError(Exception):
+        pass
+
+    ray = SimpleNamespace(
+        init=lambda address, **kwargs: setattr(asked, "init", (address, kwargs)),
+        nodes=lambda: [{"Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}}],
+        remote=remote,
+        get=get,
+        wait=lambda refs, **kwargs: (refs[:1], refs[1:]),
+        shutdown=lambda: None,
+        exceptions=SimpleNamespace(RayError=RayError),
+    )
+    asked.result, asked.RayError = REACHED, RayError
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    return asked
+
+
+def test_the_cluster_and_the_resources_that_are_asked_for(main, fake_ray, monkeypatch, tmp_path):
+    code, output = main(tmp_path, "--address", "auto", "--gpus-per-run", 0.5, "--retries", 1, runs=[QUICK, LONG])
+    assert code == 0 and output.count("finished") == 4, output  # as they end, and in the table
+    assert fake_ray.init[0] == "auto" and "num_cpus" not in fake_ray.init[1]
+    assert fake_ray.remote == {"num_cpus": 1, "num_gpus": 0.5, "max_retries": 1}
+    code, _ = main(tmp_path, "--num-cpus", 2, "--cpus-per-run", 2, runs=[QUICK])
+    assert fake_ray.init[0] == "local" and fake_ray.init[1]["num_cpus"] == 2
+    assert fake_ray.remote["num_cpus"] == 2 and fake_ray.remote["num_gpus"] == 0
+
+
+@pytest.mark.parametrize("flag, what", [("--cpus-per-run", "cpus"), ("--gpus-per-run", "gpus")])
+def test_more_than_a_machine_has_is_refused(flag, what, main, fake_ray, tmp_path):
+    code, _ = main(tmp_path, flag, 3, runs=[QUICK])
+    assert code.startswith(f"--{what}-per-run 3 is more than a machine here has") and "\n" not in code
+
+
+def test_a_task_that_breaks_without_a_word_is_a_failed_run(main, fake_ray, tmp_path):
+    fake_ray.result = fake_ray.RayError()
+    code, output = main(tmp_path, runs=[QUICK, LONG])
+    assert code == 1 and output.count("failed") == 4 and "RayError()" in output
+
+
 def test_dry_run_prints_commands_that_do_the_same(story, main, tmp_path):
     """By hand, and uninterrupted: the same weights as the run that was interrupted once and killed twice."""
     code, line = main(tmp_path / "by hand", "--dry-run", runs=[LONG])
@@ -237,6 +291,9 @@ def test_runs_with_other_flags_are_refused(story, main):
         assert code == answer or answer and answer in code and "\n" not in code
 
 
+REACHED = {"best_return": 1.0, "last_return": 0.5, "seconds": 60}  # what a run's results.json says
+
+
 def fake_start(monkeypatch, codes, checkpoint):
     """In place of a script: leaves a run's folder, with or without a checkpoint, and ends with the next code."""
     commands, codes = [], list(codes)
@@ -250,7 +307,7 @@ def fake_start(monkeypatch, codes, checkpoint):
             if checkpoint:
                 (run_dir / "checkpoint.pt").touch()
         if codes[0] == 0:
-            (max(folder.glob("runs/*")) / "results.json").write_text("{}")
+            (max(folder.glob("runs/*")) / "results.json").write_text(json.dumps(REACHED))
         (folder / "log.txt").write_text("first line\nlast line\n")
         return codes.pop(0)
 
@@ -259,24 +316,24 @@ def fake_start(monkeypatch, codes, checkpoint):
 
 
 @pytest.mark.parametrize(
-    "codes, checkpoint, attempts, problem",
+    "codes, checkpoint, attempts, outcome",
     [
-        ((-9, 143, 0), True, 3, None),  # killed, then stopped by somebody
-        ((-9, 0), False, 2, None),  # killed before its first checkpoint
+        ((-9, 143, 0), True, 3, REACHED),  # killed, then stopped by somebody
+        ((-9, 0), False, 2, REACHED),  # killed before its first checkpoint
         ((1, 1, 1, 0), True, 3, "exit code 1: last line"),  # as often as --retries says
         ((2,), False, 1, "exit code 2: last line"),  # would refuse its flags again
         ((1,), False, 1, "exit code 1: last line"),
     ],
 )
-def test_what_is_tried_again(codes, checkpoint, attempts, problem, monkeypatch, tmp_path):
+def test_what_is_tried_again(codes, checkpoint, attempts, outcome, monkeypatch, tmp_path):
     commands = fake_start(monkeypatch, codes, checkpoint)
-    assert sweep.train(QUICK, tmp_path, SimpleNamespace(retries=2)) == problem
+    assert sweep.train(QUICK, tmp_path, SimpleNamespace(retries=2)) == outcome
     assert len(commands) == attempts
     for words in commands[1:]:
         assert words == (["--resume", "runs/1"] if checkpoint else commands[0])
     assert len(list(tmp_path.glob("runs/*"))) == 1, "what was left without a checkpoint is removed"
-    if problem is None:
-        assert sweep.train(QUICK, tmp_path, SimpleNamespace(retries=2)) is None
+    if outcome == REACHED:
+        assert sweep.train(QUICK, tmp_path, SimpleNamespace(retries=2)) == REACHED
         assert len(commands) == attempts, "finished: not started again"
 
 
@@ -295,7 +352,7 @@ def test_two_processes_never_train_in_one_folder(monkeypatch, tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
         assert sweep.train(QUICK, tmp_path, SimpleNamespace(retries=2)) == "another process is training in its folder"
     assert by_hand.exists() and not commands
-    assert sweep.train(QUICK, tmp_path, SimpleNamespace(retries=2)) is None and not by_hand.exists()
+    assert sweep.train(QUICK, tmp_path, SimpleNamespace(retries=2)) == REACHED and not by_hand.exists()
 
 
 def test_the_experiments_are_the_papers_and_their_flags_are_right():
