@@ -113,7 +113,7 @@ def project(memory):
 
 # ------------------------------------------------------------------------------------------------------------- drawing
 def draw(run, scores, projection):
-    figure = Figure(figsize=(runs.WIDTH, 2.5), layout="constrained")
+    figure = Figure(figsize=(runs.WIDTH, 2.7), layout="constrained")
     score_axes, reward_axes, projection_axes = figure.subplots(1, 3, width_ratios=(1, 1, 1.1))
     look, t, classify = runs.look(run.script), scores["t"], scores["measure"][0] == "accuracy"
 
@@ -128,7 +128,7 @@ def draw(run, scores, projection):
     mean_of = f",\nmean of {dimensions} numbers" if dimensions > 1 else ""
     score_axes.set_ylabel("accuracy of a linear probe" if classify else f"$R^2$ of a linear probe{mean_of}")
     score_axes.set_title("what $m_t$ tells of the context")
-    score_axes.legend(handlelength=1.6)
+    figure.legend(*score_axes.get_legend_handles_labels(), loc="outside lower left", ncols=4)
 
     so_far = runs.is_tmaze(run.env_id)  # which pays at the end, so that its single rewards would tell nothing
     reward_axes.plot(t, scores["return_so_far" if so_far else "reward"], color=look.color, **style)

@@ -1,6 +1,6 @@
 """How fast are we, and how close to the machine? What the paper's Table 1 claims, measured in one run on one machine.
 
-    python benchmark/speed.py             everything below: about 40 minutes, on an otherwise idle machine
+    python benchmark/speed.py             everything below: about 40 minutes, of an otherwise idle machine
     python benchmark/speed.py rollout     time of a step against t, and steps per second by number of environments
     python benchmark/speed.py update      time and memory of an update against T, and the share that is matrix products
     python benchmark/speed.py program     steps and updates per second of whole scripts, and where their time goes
@@ -152,7 +152,7 @@ def steps_per_second(name, num_envs, budget):
 
 
 def measure_rollout(quick):
-    max_steps, episodes, bins = (40, 1, 4) if quick else (2_000, 5, 40)
+    max_steps, episodes, bins = (40, 1, 4) if quick else (2_000, 3, 40)
     rows = []
     for num_envs in (1, 64):
         for memory in MEMORIES:
@@ -163,7 +163,7 @@ def measure_rollout(quick):
     for algorithm, what in (("ddqn", "T-Maze, T = 200, whole rollout"), ("sac", "acting alone, T = 200")):
         for memory in MEMORIES:
             for num_envs in (4,) if quick else (1, 4, 16, 64, 256, 1024):
-                rate = in_child(steps_per_second, f"{algorithm}_{memory}", num_envs, 0 if quick else 3)
+                rate = in_child(steps_per_second, f"{algorithm}_{memory}", num_envs, 0 if quick else 2)
                 row = {"kind": "rate", "script": f"{algorithm}_{memory}", "num_envs": num_envs, "value": rate}
                 rows.append(row | {"what": f"{algorithm}_{memory}, {num_envs} environments: {what}, steps/s"})
     return rows
@@ -271,7 +271,7 @@ def measure_one_update(name, size, T, threads, budget):
 
 
 def measure_update(quick):
-    lengths, sizes, budget = (50, 100, 200, 400, 600, 1_000), list(SIZES), 5
+    lengths, sizes, budget = (50, 100, 200, 400, 600, 1_000), list(SIZES), 3
     if quick:
         lengths, sizes, budget = (5, 10), ["small"], 0
     configurations = [(a, size, m, T, 1) for a in ("ddqn", "sac") for size in sizes for m in MEMORIES for T in lengths]

@@ -156,7 +156,7 @@ def test_figure_of_a_direction():
     assert np.allclose(memory.get_xydata(), np.stack([scores["t"], scores["score_memory"]], axis=1))
     assert np.allclose(state.get_ydata(), scores["score_state"]) and np.allclose(chance.get_ydata(), 0)
     assert memory.get_color() == runs.LOOKS["mate"].color
-    assert labels_of(left.get_legend()) == ["memory $m_t$", "the same, untrained", "observation $s_t$", "chance"]
+    assert labels_of(figure.legends[0]) == ["memory $m_t$", "the same, untrained", "observation $s_t$", "chance"]
     assert left.get_ylabel() == "$R^2$ of a linear probe,\nmean of 2 numbers"
     assert np.allclose(middle.get_lines()[0].get_ydata(), scores["reward"]) and middle.get_ylabel() == "reward at t"
     [points] = right.collections
