@@ -412,19 +412,20 @@ def measure_program(quick):
 def draw_program(rows):
     groups = list(dict.fromkeys(row["env_id"] for row in rows))
     figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
-    for ax, env_id in zip(np.atleast_1d(figure.subplots(1, len(groups))), groups):
+    axes = figure.subplots(
+        1, len(groups), sharey=True, width_ratios=[sum(r["env_id"] == g for r in rows) for g in groups]
+    )
+    for ax, env_id in zip(axes, groups):
         chosen = [row for row in rows if row["env_id"] == env_id]
+        for i, (part, color) in enumerate(zip(chosen[0]["share"], ("#56B4E9", "#E69F00", "#0072B2", "#999999"))):
+            each = [1e6 * row["share"][part] / row["value"] for row in chosen]
+            ax.bar(np.arange(len(chosen)) + 0.2 * (i - 1.5), each, width=0.2, color=color, label=part)
         labels = [f"{look(row['script']).label}\n{row['value']:,.0f} steps/s" for row in chosen]
-        bottom = np.zeros(len(chosen))
-        for part, color in zip(chosen[0]["share"], ("#56B4E9", "#E69F00", "#0072B2", "#999999")):
-            height = [100 * row["share"][part] for row in chosen]
-            ax.bar(labels, height, bottom=bottom, color=color, label=part)
-            bottom += height
-        ax.set(title=f"{'Double DQN' if env_id.startswith('tmaze') else 'SAC'}, {env_id}", ylim=(0, 100))
-        ax.tick_params(axis="x", labelsize=6)
+        ax.set_xticks(range(len(chosen)), labels, fontsize=6)
+        ax.set(title=f"{'Double DQN' if env_id.startswith('tmaze') else 'SAC'}, {env_id}", yscale="log")
         ax.grid(visible=False, axis="x")
-    figure.axes[0].set_ylabel("share of the time (%)")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    axes[0].set_ylabel("time for one step (µs)")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 
 

@@ -23,7 +23,7 @@ from benchmark.sweep import Run
 TINY = {"env_id": "tmaze-passive", "corridor_length": 3, "memory_dim": 8, "hidden_dim": 8, "batch_size": 8}
 TINY |= {"learning_starts": 20, "num_envs": 3, "eval_episodes": 6, "eval_interval": 100, "total_episodes": 110}
 QUICK = Run("ddqn_lstm", TINY, 1)
-LONG = Run("ddqn_mate", TINY | {"total_episodes": 900, "checkpoint_interval": 0.01}, 1)
+LONG = Run("ddqn_mate", TINY | {"total_episodes": 2_000, "checkpoint_interval": 0.01}, 1)
 BROKEN = {"env_id": "odd_envs:broken", "total_timesteps": 130, "learning_starts": 80, "num_envs": 3}
 BROKEN = Run("sac_mate", BROKEN | {"batch_size": 4, "memory_dim": 8, "hidden_dim": 8, "eval_episodes": 2}, 1)
 RUNS = [QUICK, LONG, BROKEN]
@@ -73,10 +73,9 @@ def wait_for_episodes(folder, number, sweeping):
         assert sweeping.poll() is None, sweeping.communicate()
         log = folder / "log.txt"
         logged = re.findall(r"^episodes (\d+)", log.read_text(), re.MULTILINE) if log.exists() else []
-        return any(int(episodes) >= number for episodes in logged)
+        return any(int(episodes) >= number for episodes in logged) and processes_in(folder)
 
-    wait_for(there, f"{number} episodes")
-    [process] = processes_in(folder)
+    [process] = wait_for(there, f"{number} episodes")
     return process
 
 
@@ -105,8 +104,8 @@ def story(tmp_path_factory):
     story.interrupted_at = torch.load(next(folders.long.glob("runs/*/checkpoint.pt")), weights_only=True)["count"]
 
     second = start("driver.py", *flags, cwd=cwd)
-    os.kill(wait_for_episodes(folders.long, 300, second), signal.SIGKILL)
-    process = wait_for_episodes(folders.long, 500, second)
+    os.kill(wait_for_episodes(folders.long, story.interrupted_at + 200, second), signal.SIGKILL)
+    process = wait_for_episodes(folders.long, story.interrupted_at + 500, second)
     worker = int(Path(f"/proc/{process}/stat").read_text().split()[3])
     assert Path(f"/proc/{worker}/cmdline").read_text().startswith("ray::train")
     os.kill(worker, signal.SIGKILL)
@@ -138,7 +137,7 @@ def test_a_run_whose_script_or_worker_is_killed_goes_on_from_its_checkpoint(stor
     assert log.count("ddqn_mate.py --env-id") == 1 and log.count(f"ddqn_mate.py --resume runs/{folder.name}\n") == 3
     assert log.count("episodes 0 ") == 1, "no second start"
     assert log.count("stopped at step") == 2, "it saved when it was interrupted, and when its worker was killed"
-    assert results_of(folder)["episodes"] >= 900
+    assert results_of(folder)["episodes"] >= 2_000
     steps = [step for step, _ in scalars_of(folder)["eval/episodic_return"]]
     assert steps == sorted(set(steps))
 
