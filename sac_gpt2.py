@@ -115,7 +115,7 @@ class Args(running.Args):  # which adds what any run has: --seed, --cuda, --resu
     gamma: float = 0.99  # discount factor (paper: 0.99)
     tau: float = 0.001  # how far the target critics move in an update (paper: 0.001)
     freeze_critic: bool = True  # the actor's loss trains the actor alone, Eq. (28); off: Eq. (27) (paper: on)
-    autotune: bool = True  # tune the entropy coefficient to an entropy of minus the action's size (paper: no word)
+    autotune: bool = True  # tune the entropy coefficient to an entropy of minus the action's size (not in the paper)
     alpha: float = 0.2  # the entropy coefficient, or with --autotune its first value (the paper does not say)
     # networks
     memory_dim: int = 256  # D, the size of the memory and of the state embedding (paper: 256)
@@ -322,8 +322,8 @@ def update(agent, target, optimizer, batch, args):
     q1, q2 = agent.critics(parts, action)
     qf1_loss, qf2_loss = average((q1 - y).square()), average((q2 - y).square())
 
-    # ACTOR. Under Eq. (28) psi and theta are constants here, or this loss would fall by bending memory and critics
-    # towards high values (paper, Appendix B.3). Only new_action carries a gradient, to phi.
+    # ACTOR. Under Eq. (28) psi and theta are constants here, or the loss would reach memory and critics through q, a
+    # coupling that the paper avoids (Appendix B.3). What is left is phi's gradient, by new_action and log_prob.
     theta = dict(agent.critics.named_parameters())
     if args.freeze_critic:
         theta = {name: parameter.detach() for name, parameter in theta.items()}

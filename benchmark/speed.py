@@ -75,13 +75,17 @@ def in_child(function, *args):
         return pool.apply(function, args)
 
 
+def timed(function):
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
 def median_time(function, budget, least=3, most=50):
     """Median seconds of a call, over as many calls as the budget of seconds allows."""
     times = []
     while len(times) < least or sum(times) < budget and len(times) < most:
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
+        times.append(timed(function))
     return float(np.median(times))
 
 
@@ -207,11 +211,8 @@ class MatrixProducts(TorchDispatchMode):
             a, b = [x for x in args if isinstance(x, torch.Tensor)][-2:]
             self.shapes.append((*(a.shape[:-2] or (1,)), *a.shape[-2:], b.shape[-1]))
         elif name.startswith("_scaled_dot_product") and "backward" not in name:
-            B, _, T, D = args[0].shape
-            self.shapes += [
-                (B, T, D, T),
-                (B, T, T, D),
-            ]  # q k' and p v, without the use that a kernel makes of causality
+            B, _, T, D = args[0].shape  # q k' and p v, without the use that a kernel makes of causality
+            self.shapes += [(B, T, D, T), (B, T, T, D)]
         elif name.startswith("_scaled_dot_product"):  # p anew, and the gradients of v, p, q and k
             B, _, T, D = args[1].shape
             self.shapes += [(B, T, D, T), (B, T, T, D), (B, T, D, T), (B, T, T, D), (B, T, T, D)]
@@ -254,8 +255,9 @@ def measure_one_update(name, size, T, threads, budget):
     operands = {s: (torch.rand(s[:3]), torch.rand(s[0], s[2], s[3]), torch.empty(s[0], s[1], s[3])) for s in kinds}
     operands = {s: [x[0] if s[0] == 1 else x for x in abc] for s, abc in operands.items()}
     update_times, product_times = [], []
-    while len(update_times) < 2 or sum(update_times) < budget and len(update_times) < 50:  # in turns, so that a busy
-        update_times.append(median_time(update, 0, least=1))  # moment of the machine hits both
+    # In turns, so that a busy moment of the machine hits both.
+    while len(update_times) < 2 or sum(update_times) < budget and len(update_times) < 50:
+        update_times.append(timed(update))
         start = time.perf_counter()
         for shape, count in kinds.items():
             a, b, out = operands[shape]
@@ -358,7 +360,8 @@ def run_program(name, flags):
     for owner, function, part in (
         (module, "update", "update"), (module.ReplayBuffer, "sample", "sampling"),
         (module.Rollout, "step", "memory"), (module.Rollout, "view", "reading"), (module.Agent, "explore", "policy"),
-        (module.ReplayBuffer, "add", "buffer"), (module, "evaluate", "evaluation"), (running, "checkpoint", "evaluation"),
+        (module.ReplayBuffer, "add", "buffer"),
+        (module, "evaluate", "evaluation"), (running, "checkpoint", "evaluation"),
     ):  # fmt: skip
         setattr(owner, function, clock.timed(getattr(owner, function), part))
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as devnull:
@@ -490,12 +493,6 @@ def measure_envs(quick):
 
 
 # ----------------------------------------------------------------------------------------------------------- checkpoint
-def timed(function, *args):
-    start = time.perf_counter()
-    function(*args)
-    return time.perf_counter() - start
-
-
 def checkpoint_costs(name, flags):
     """Seconds to write one with 200 new episodes, with a buffer of new ones, and to read it; megabytes on disk."""
     module = importlib.import_module(name)
@@ -625,6 +622,8 @@ def main():
         path = args.output_dir / f"speed_{what}.json"
         if args.redraw:
             if not path.exists():
+                if not args.what:
+                    continue  # of all of them, those that there are
                 sys.exit(f"there is no {path} to draw from")
             rows = json.loads(path.read_text())["rows"]
         else:

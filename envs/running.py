@@ -77,7 +77,7 @@ def script_name():
 
 
 def parse(Args, description, default=None):
-    """The command line as an Args. In --help the flags are grouped as they are in the source of Args, under comments."""
+    """The command line as an Args. --help has its flags in groups, as comments in the source of Args part them."""
     default, types = default or Args(), get_type_hints(Args)
     found, heading = {}, "other"
     for line in (line for part in Args.__mro__[:-1] for line in inspect.getsource(part).splitlines()):

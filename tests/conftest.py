@@ -1,5 +1,6 @@
 """What the test modules share: the scripts by name, and a way to run one as a user does."""
 
+import contextlib
 import importlib
 import json
 import os
@@ -31,6 +32,13 @@ def run(tmp_path):
         return done, folders
 
     return start
+
+
+def train_in(folder, name, **flags):
+    """As `python name.py` does in that folder, but in this process: short runs spend their time on imports."""
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [f"{name}.py"])  # the script's name, as the saved files have it
+        script(name).train(script(name).Args(**flags))
 
 
 def twin_q(critics, h, action):

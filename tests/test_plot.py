@@ -1,6 +1,5 @@
 """plot.py: its statistics against other computations, its figures by what is in them, and all of it from tiny runs."""
 
-import contextlib
 import csv
 import json
 import os
@@ -11,7 +10,7 @@ import sys
 import matplotlib.image
 import numpy as np
 import pytest
-from conftest import ROOT, results_of, scalars_of, script
+from conftest import ROOT, results_of, scalars_of, train_in
 from matplotlib.colors import to_rgb
 
 from benchmark import plot, runs
@@ -261,18 +260,9 @@ def tiny(tmp_path_factory):
     maze = {"corridor_length": 3, "total_episodes": 40, "learning_starts": 8, "eval_interval": 10}
     point = {"env_id": "point-robot", "max_episode_steps": 10, "total_timesteps": 300, "learning_starts": 60}
     point |= {"eval_interval": 100, "updates_per_step": 0.5}
-    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
-        for name, seed in [
-            ("ddqn_mate", 1),
-            ("ddqn_mate", 2),
-            ("ddqn_lstm", 1),
-            ("ddqn_lstm", 2),
-            ("sac_mate", 1),
-            ("sac_markov", 1),
-        ]:
-            patch.setattr(sys, "argv", [f"{name}.py"])  # the script's name, as the saved files have it
-            flags = maze if name.startswith("ddqn") else point
-            script(name).train(script(name).Args(seed=seed, **sizes, **flags))
+    names = ["ddqn_mate", "ddqn_mate", "ddqn_lstm", "ddqn_lstm", "sac_mate", "sac_markov"]
+    for name, seed in zip(names, [1, 2, 1, 2, 1, 1]):
+        train_in(folder, name, seed=seed, **sizes, **(maze if name.startswith("ddqn") else point))
     return folder
 
 

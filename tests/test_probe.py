@@ -1,6 +1,5 @@
 """probe.py: its probes on memories whose content is known, then the whole of it on tiny runs."""
 
-import contextlib
 import csv
 import os
 import shutil
@@ -11,7 +10,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, script
+from conftest import ROOT, script, train_in
 from matplotlib.colors import to_rgb
 
 from benchmark import probe, runs
@@ -197,11 +196,9 @@ def tiny(tmp_path_factory):
     sizes = {"memory_dim": 8, "hidden_dim": 8, "batch_size": 4, "num_envs": 7, "eval_episodes": 6}
     maze = {"corridor_length": 3, "total_episodes": 60, "learning_starts": 8, "eval_interval": 20}
     point = {"env_id": "point-robot", "max_episode_steps": 10, "total_timesteps": 300, "learning_starts": 60}
-    with contextlib.chdir(cwd), pytest.MonkeyPatch.context() as patch:
-        pendulum = point | {"env_id": "Pendulum-v1"}  # which hides nothing
-        for name, flags in {"ddqn_gpt2": maze, "sac_mate": point, "sac_markov": point, "sac_lstm": pendulum}.items():
-            patch.setattr(sys, "argv", [f"{name}.py"])  # the script's name, as the saved files have it
-            script(name).train(script(name).Args(**sizes, **flags))
+    pendulum = point | {"env_id": "Pendulum-v1"}  # which hides nothing
+    for name, flags in {"ddqn_gpt2": maze, "sac_mate": point, "sac_markov": point, "sac_lstm": pendulum}.items():
+        train_in(cwd, name, **sizes, **flags)
     return {folder.name.split("__")[1]: folder for folder in (cwd / "runs").iterdir()}
 
 

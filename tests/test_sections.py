@@ -1,9 +1,13 @@
 """A script is an algorithm times a memory: every line has an owner, and what has one owner is equal to the byte."""
 
 import re
+import sys
+from dataclasses import dataclass, fields
 
 import pytest
-from conftest import ROOT, SCRIPTS
+from conftest import ROOT, SCRIPTS, script
+
+from envs import running
 
 ORDER = ["imports", "memory", "args", "replay buffer", "agent", "rollout", "update", "evaluate", "train"]
 OWNER = {section: "everyone" for section in ORDER}
@@ -45,3 +49,38 @@ def test_docstrings_differ_only_in_what_they_are_about():
     for algorithm in {name.split("_")[0] for name in SCRIPTS}:
         legends = {sections(name)[0].split("\nTime.")[1] for name in SCRIPTS if name.startswith(algorithm)}
         assert len(legends) == 1
+
+
+def help_of(Args, monkeypatch, capsys):
+    """{group: its text} of --help."""
+    monkeypatch.setattr(sys, "argv", ["script.py", "--help"])
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        running.parse(Args, "what it does")
+    title, *groups = re.split(r"^\W*?([\w-]+) options\W*?$", capsys.readouterr().out, flags=re.MULTILINE)
+    assert "what it does" in title
+    return dict(zip(groups[::2], groups[1::2]))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_has_every_flag_in_a_group_with_its_comment(name, monkeypatch, capsys):
+    groups = help_of(script(name).Args, monkeypatch, capsys)
+    assert list(groups)[:3] == ["task", "learning", "networks"] and {"evaluation", "run", "tracking"} <= groups.keys()
+    assert "--env-id" in groups["task"] and "--gamma" in groups["learning"] and "--seed" in groups["run"]
+    everything = re.sub(r"\s+", " ", " ".join(groups.values()))
+    for field in fields(script(name).Args):
+        assert len(re.findall(rf"--{field.name.replace('_', '-')}[ ,]", everything)) >= 1, field.name
+    assert "discount factor (paper: 0.99)" in everything and "use the GPU if there is one" in everything
+
+
+@dataclass
+class Mine(running.Args):
+    exp_name: str = "mine"
+    bare: int = 3
+
+
+def test_a_flag_without_a_comment_is_a_flag_too(monkeypatch, capsys):
+    assert "--bare" in help_of(Mine, monkeypatch, capsys)["other"]
+    monkeypatch.setattr(sys, "argv", ["script.py", "--bare", "5", "--seed", "2"])
+    args = running.parse(Mine, "")
+    assert type(args) is Mine and (args.bare, args.seed, args.exp_name) == (5, 2, "mine")

@@ -45,6 +45,26 @@ def test_floating_point_operations_of_the_recurrence_and_of_attention():
         assert products.flops() == embedding + of_memory
 
 
+def test_freed_memory_is_kept():
+    """Counted in page faults: a run that has begun gets back the large block that it has just freed."""
+    faults = """
+import resource, torch, ddqn_mate
+from envs import running
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        torch.ones(16_000_000)  # 64 MB, 16,000 pages
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+before = faults()
+running.begin(ddqn_mate.Args())
+torch.ones(16_000_000)
+print(before, faults())
+"""
+    done = subprocess.run([sys.executable, "-c", faults], cwd=ROOT, check=True, capture_output=True, text=True)
+    before, after = map(int, done.stdout.split())
+    assert after < before / 10
+
+
 def test_the_clock_gives_each_moment_to_one_part(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
