@@ -55,16 +55,16 @@ class Memory(nn.Module):
         h, _ = self.lstm(self.embed(x))  # h_1 ... h_T (B, T, D)
         return F.pad(h, (0, 0, 1, 0))  # h_0 = 0 before them
 
-    # One step at a time, for N environments. The state is (h, c), each (1, N, D) for the one layer.
+    # One step at a time, for N environments. The state is (h, c), each (N, D).
     def initial_state(self, n):
-        zeros = self.embed.weight.new_zeros(1, n, self.dim)
+        zeros = self.embed.weight.new_zeros(n, self.dim)
         return zeros, zeros
 
-    def step(self, x, state):
-        return self.lstm(self.embed(x)[:, None], state)[1]
+    def step(self, x, state):  # the cell: each call of the layer rearranges all weights, too much for one step
+        return torch.lstm_cell(self.embed(x), state, *self.lstm.all_weights[0])
 
     def read(self, state):
-        return state[0][0]  # m_t (N, D)
+        return state[0]  # m_t (N, D)
 
     def reset(self, state, ended):  # ended (N,), on the CPU
         return tuple(s.masked_fill(ended[:, None].to(s.device), 0.0) for s in state)

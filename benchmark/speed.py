@@ -1,8 +1,11 @@
 """How fast are we, and how close to the machine? What the paper's Table 1 claims, measured in one run on one machine.
 
-    python benchmark/speed.py             everything below: about 40 minutes, of an otherwise idle machine
+    python benchmark/speed.py             everything below: about 50 minutes, of an otherwise idle machine
     python benchmark/speed.py rollout     time of a step against t, and steps per second by number of environments
-    python benchmark/speed.py update      time and memory of an update against T, and the share that is matrix products
+    python benchmark/speed.py update      time and memory of an update against T, and how close it is to the machine
+    python benchmark/speed.py small       the same at the small sizes
+    python benchmark/speed.py profile     which operations the time of an update and of acting goes to
+    python benchmark/speed.py compile     what torch.compile would gain
     python benchmark/speed.py program     steps and updates per second of whole scripts, and where their time goes
     python benchmark/speed.py envs        the environments over the bare ones that they are built on
     python benchmark/speed.py checkpoint  writing and reading a checkpoint of a full buffer, at the paper's sizes
@@ -27,6 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -41,7 +45,7 @@ from matplotlib.figure import Figure
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import envs
-from benchmark.runs import WIDTH, look
+from benchmark.runs import COLORS, WIDTH, look
 from envs import running
 
 CPU = torch.device("cpu")
@@ -95,6 +99,31 @@ def make_agent(name, max_steps, size="paper"):
     torch.manual_seed(0)
     args = module.Args(**SIZES[size])
     return module, args, module.Agent(obs_dim, action_space, max_steps, args)
+
+
+def plural(number, thing="environment"):
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
+def bar(label, unit, value, aim=""):
+    return {"what": f"{label}: {unit}", "label": label, "unit": unit, "value": value, "note": aim}
+
+
+def draw_bars(rows):
+    """One bar a row, those that are rates or sizes in other panels than the ratios or the seconds."""
+    units = list(dict.fromkeys(row["unit"] for row in rows))
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.22 * len(rows)), layout="constrained")
+    heights = [1 + sum(row["unit"] == unit for row in rows) for unit in units]
+    for ax, unit in zip(np.atleast_1d(figure.subplots(len(units), 1, height_ratios=heights)), units):
+        chosen = [row for row in rows if row["unit"] == unit][::-1]
+        bars = ax.barh([row["label"] for row in chosen], [row["value"] for row in chosen], color="#0072B2")
+        ax.bar_label(
+            bars, [f"{row['value']:,.0f}" if row["value"] > 100 else f"{row['value']:.2f}" for row in chosen], padding=3
+        )
+        ax.set_xlabel(unit)
+        ax.margins(x=0.12)
+        ax.grid(visible=False, axis="y")
+    return figure
 
 
 # -------------------------------------------------------------------------------------------------------------- rollout
@@ -156,21 +185,21 @@ def steps_per_second(name, num_envs, budget):
 
 
 def measure_rollout(quick):
-    max_steps, episodes, bins = (40, 1, 4) if quick else (2_000, 3, 40)
-    rows = []
+    max_steps, episodes, bins = (40, 1, 4) if quick else (2_000, 5, 40)
     for num_envs in (1, 64):
         for memory in MEMORIES:
             points = in_child(step_times, f"ddqn_{memory}", num_envs, max_steps, episodes, bins)
-            rows += [{"kind": "step", "script": f"ddqn_{memory}", "num_envs": num_envs} | point for point in points]
-            what = f"ddqn_{memory}, {num_envs} environments: time of a step at t = {max_steps} over t = 1"
-            rows.append({"kind": "ratio", "what": what, "value": points[-1]["us"] / points[0]["us"]})
+            for point in points:
+                yield {"kind": "step", "script": f"ddqn_{memory}", "num_envs": num_envs} | point
+            what = f"ddqn_{memory}, {plural(num_envs)}: time of a step, last {max_steps // bins} over the first"
+            aim = "<= 1.05" if memory == "mate" else ""
+            yield {"kind": "ratio", "what": what, "value": points[-1]["us"] / points[0]["us"], "note": aim}
     for algorithm, what in (("ddqn", "T-Maze, T = 200, whole rollout"), ("sac", "acting alone, T = 200")):
         for memory in MEMORIES:
             for num_envs in (4,) if quick else (1, 4, 16, 64, 256, 1024):
                 rate = in_child(steps_per_second, f"{algorithm}_{memory}", num_envs, 0 if quick else 2)
                 row = {"kind": "rate", "script": f"{algorithm}_{memory}", "num_envs": num_envs, "value": rate}
-                rows.append(row | {"what": f"{algorithm}_{memory}, {num_envs} environments: {what}, steps/s"})
-    return rows
+                yield row | {"what": f"{algorithm}_{memory}, {plural(num_envs)}: {what}, steps/s"}
 
 
 def draw_rollout(rows):
@@ -183,7 +212,7 @@ def draw_rollout(rows):
             style = look(memory)
             ax.plot([r["t"] for r in points], [r["us"] / 1e3 for r in points], color=style.color, label=style.label)
         ax.set(xlabel="t", ylabel="time of a step (ms)", ylim=(0, None))
-        ax.set_title(f"Double DQN, {num_envs} environment{'s' * (num_envs > 1)}")
+        ax.set_title(f"Double DQN, {plural(num_envs)}")
     for ax, algorithm, title in zip(
         axes[1], ("ddqn", "sac"), ("Double DQN, T-Maze (T = 200), all in all", "SAC, acting alone (T = 200)")
     ):
@@ -210,12 +239,14 @@ class MatrixProducts(TorchDispatchMode):
         if name in ("mm", "addmm", "bmm", "baddbmm"):
             a, b = [x for x in args if isinstance(x, torch.Tensor)][-2:]
             self.shapes.append((*(a.shape[:-2] or (1,)), *a.shape[-2:], b.shape[-1]))
-        elif name.startswith("_scaled_dot_product") and "backward" not in name:
-            B, _, T, D = args[0].shape  # q k' and p v, without the use that a kernel makes of causality
-            self.shapes += [(B, T, D, T), (B, T, T, D)]
-        elif name.startswith("_scaled_dot_product"):  # p anew, and the gradients of v, p, q and k
-            B, _, T, D = args[1].shape
-            self.shapes += [(B, T, D, T), (B, T, T, D), (B, T, D, T), (B, T, T, D), (B, T, T, D)]
+        elif name.startswith("_scaled_dot_product"):
+            B, _, T, D = args["backward" in name].shape
+            past = (T + 1) // 2  # steps that a step looks back at on average: all that a causal kernel has to do
+            scores, values = (B, T, D, past), (B, T, past, D)
+            if "backward" in name:  # the scores anew, and the gradients of values, weights, queries and keys
+                self.shapes += [scores, values, scores, values, values]
+            else:
+                self.shapes += [scores, values]
         elif name == "mkldnn_rnn_layer":  # the LSTM: the inputs all at once, the recurrence step by step
             T, B, D = args[0].shape
             self.shapes += [(1, T * B, D, 4 * D)] + T * [(1, B, D, 4 * D)]
@@ -228,25 +259,25 @@ class MatrixProducts(TorchDispatchMode):
         return sum(2 * n * rows * inner * columns for n, rows, inner, columns in self.shapes)
 
 
-def measure_one_update(name, size, T, threads, budget):
-    """Seconds, peak memory and floating-point operations of an update, and seconds of its matrix products alone."""
-    torch.set_num_threads(threads)
-    running.keep_freed_memory()
+def make_update(name, size, T):
+    """An update, as a function without arguments, on a full batch of episodes of T steps; and the agent."""
     module, args, agent = make_agent(name, T, size)
     target = copy.deepcopy(agent if name.startswith("ddqn") else agent.critics).requires_grad_(False)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
-    obs_dim, _ = SPACES[name.split("_")[0]]
-    buffer = module.ReplayBuffer(args.batch_size, 1, T, obs_dim, agent.action_dim)
+    buffer = module.ReplayBuffer(args.batch_size, 1, T, SPACES[name.split("_")[0]][0], agent.action_dim)
     buffer.episodes["obs"][:] = np.random.default_rng(0).normal(size=buffer.episodes["obs"].shape)
     buffer.episodes["action"][..., 0] = 1
     buffer.count, buffer.length[:] = args.batch_size, T
     batch = buffer.sample(args.batch_size, CPU)
+    return lambda: module.update(agent, target, optimizer, batch, args), agent
 
-    def update():
-        module.update(agent, target, optimizer, batch, args)
 
-    page = resource.getpagesize()
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * page
+def measure_one_update(name, size, T, threads, budget):
+    """Seconds, peak memory and floating-point operations of an update, and seconds of its matrix products alone."""
+    torch.set_num_threads(threads)
+    running.keep_freed_memory()
+    update, agent = make_update(name, size, T)
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     update()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     with MatrixProducts() as products:
@@ -254,16 +285,20 @@ def measure_one_update(name, size, T, threads, budget):
     kinds = Counter(products.shapes)
     operands = {s: (torch.rand(s[:3]), torch.rand(s[0], s[2], s[3]), torch.empty(s[0], s[1], s[3])) for s in kinds}
     operands = {s: [x[0] if s[0] == 1 else x for x in abc] for s, abc in operands.items()}
-    update_times, product_times = [], []
-    # In turns, so that a busy moment of the machine hits both.
-    while len(update_times) < 2 or sum(update_times) < budget and len(update_times) < 50:
-        update_times.append(timed(update))
-        start = time.perf_counter()
+
+    def products_alone():
         for shape, count in kinds.items():
             a, b, out = operands[shape]
             for _ in range(count):
                 torch.matmul(a, b, out=out)
-        product_times.append(time.perf_counter() - start)
+
+    for _ in range(2):  # the operands have taken what was free: until memory has grown again, an update waits for it
+        update()
+    update_times, product_times = [], []
+    # In turns, so that a busy moment of the machine hits both.
+    while len(update_times) < 3 or sum(update_times) < budget and len(update_times) < 50:
+        update_times.append(timed(update))
+        product_times.append(timed(products_alone))
     seconds, alone = float(np.median(update_times)), float(np.median(product_times))
     return {
         "seconds": seconds, "peak_mb": peak / 1e6, "gflop": products.flops() / 1e9,
@@ -272,44 +307,166 @@ def measure_one_update(name, size, T, threads, budget):
     }  # fmt: skip
 
 
-def measure_update(quick):
-    lengths, sizes, budget = (50, 100, 200, 400, 600, 1_000), list(SIZES), 3
-    if quick:
-        lengths, sizes, budget = (5, 10), ["small"], 0
-    configurations = [(a, size, m, T, 1) for a in ("ddqn", "sac") for size in sizes for m in MEMORIES for T in lengths]
-    if not quick:
-        configurations += [(a, "paper", m, 200, os.cpu_count()) for a in ("ddqn", "sac") for m in MEMORIES]
+def measure_update(size, quick):
+    lengths, budget = ((5, 10), 0) if quick else ((50, 100, 200, 400, 600, 1_000), 5)
+    configurations = [(f"{a}_{m}", T, 1) for a in ("ddqn", "sac") for m in MEMORIES for T in lengths]
+    if size == "paper" and not quick:
+        configurations += [(f"{a}_{m}", 200, os.cpu_count()) for a in ("ddqn", "sac") for m in MEMORIES]
     rows = []
-    for algorithm, size, memory, T, threads in configurations:
-        name = f"{algorithm}_{memory}"
+    for name, T, threads in configurations:
         numbers = in_child(measure_one_update, name, size, T, threads, budget)
-        what = f"{name}, {size} sizes, T = {T}, {threads} thread{'s' * (threads > 1)}: update, s"
-        row = {"what": what, "value": numbers["seconds"], "script": name, "size": size, "T": T, "threads": threads}
-        rows.append(row | numbers)
-        print(f"{what:<60} {numbers['seconds']:8.3f}  products {numbers['fraction']:.0%}", flush=True)
-    return rows
+        what = f"{name}, {size} sizes, T = {T}, {plural(threads, 'thread')}: update, s"
+        row = {"kind": "update", "what": what, "value": numbers["seconds"], "script": name, "T": T, "threads": threads}
+        rows.append(row | numbers | {"note": f"matrix products alone: {numbers['fraction']:.0%} of it"})
+        yield rows[-1]
+    for what, value, aim in update_ratios(rows, size):
+        yield {"kind": "ratio", "what": what, "value": value, "note": aim}
+
+
+def update_ratios(rows, size):
+    """A long episode against a short one, and memory against memory."""
+    on_one_core = {(row["script"], row["T"]): row for row in rows if row["threads"] == 1}
+    lengths = sorted({T for _, T in on_one_core})
+    short, long = lengths[0], lengths[-1]
+    for algorithm in ("ddqn", "sac"):
+        of = {(m, T): on_one_core[f"{algorithm}_{m}", T] for m in MEMORIES for T in lengths}
+        for memory in MEMORIES:
+            growth = of[memory, long]["seconds"] / of[memory, short]["seconds"] / (long / short)
+            yield f"{algorithm}_{memory}, {size} sizes: time of an update by T, T = {long} over T = {short}", growth, ""
+        for other in ("lstm", "gpt2"):
+            for T in lengths:
+                aim = ">= 1.5" if (algorithm, size, other, T) == ("ddqn", "paper", "gpt2", 600) else ""
+                ratio = of[other, T]["seconds"] / of["mate", T]["seconds"]
+                yield f"{algorithm}, {size} sizes, T = {T}: time of an update, {other} over mate", ratio, aim
 
 
 def draw_update(rows):
-    figure = Figure(figsize=(WIDTH, 5.4), layout="constrained")
-    axes = figure.subplots(3, 4, sharex=True)
-    columns = [(algorithm, size) for algorithm in ("ddqn", "sac") for size in SIZES]
-    for column, (algorithm, size) in zip(axes.T, columns):
-        for memory in MEMORIES:
-            chosen = [r for r in rows if r["script"] == f"{algorithm}_{memory}" and r["size"] == size]
+    figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
+    axes = figure.subplots(1, 3)
+    for memory in MEMORIES:
+        for algorithm, linestyle, filling in (("ddqn", "-", "full"), ("sac", "--", "none")):
+            chosen = [r for r in rows if r["kind"] == "update" and r["script"] == f"{algorithm}_{memory}"]
             chosen = [r for r in chosen if r["threads"] == 1]
-            style, T = look(memory), [r["T"] for r in chosen]
-            for ax, key, scale in zip(column, ("seconds", "peak_mb", "fraction"), (1, 1e-3, 100)):
-                y = [scale * r[key] for r in chosen]
-                ax.plot(T, y, color=style.color, marker=style.marker, label=style.label)
-        column[0].set_title(f"{'Double DQN' if algorithm == 'ddqn' else 'SAC'}, {size} sizes")
-        column[2].set(xlabel="episode length T", ylim=(0, 100))
-        for ax in column[:2]:
-            ax.set_ylim(0, None)
-    for ax, label in zip(axes[:, 0], ("time of an update (s)", "peak memory (GB)", "matrix products\n(% of the time)")):
-        ax.set_ylabel(label)
-    axes[0, 0].legend()
+            style = look(memory)
+            label = f"{'Double DQN' if algorithm == 'ddqn' else 'SAC'}, {style.label}"
+            for ax, key, scale in zip(axes, ("seconds", "peak_mb", "fraction"), (1, 1e-3, 100)):
+                x, y = [r["T"] for r in chosen], [scale * r[key] for r in chosen]
+                ax.plot(x, y, color=style.color, ls=linestyle, marker=style.marker, fillstyle=filling, label=label)
+    titles = ("time of an update (s)", "peak memory (GB)", "matrix products alone\n(% of the time)")
+    for ax, title in zip(axes, titles):
+        ax.set(xlabel="episode length T", title=title, xscale="log")
+        lengths = [r["T"] for r in rows if r["kind"] == "update"]
+        ax.set_xticks([T for T in (50, 200, 1_000) if T in lengths] or sorted(set(lengths)))
+        ax.xaxis.set_major_formatter("{x:.0f}")
+        ax.minorticks_off()
+    axes[0].set_yscale("log")
+    axes[1].set_yscale("log")
+    axes[2].set_ylim(0, 110)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
+
+
+# -------------------------------------------------------------------------------------------------------------- profile
+KINDS = {  # of operations; what is not named here is the rest: sums, products of elements, the optimizer
+    "matrix products": ("mm", "addmm", "bmm"),
+    "recurrence": ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"),
+    "attention": (
+        "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward",
+    ),
+    "GELU and ReLU": ("gelu", "gelu_backward", "clamp_min", "threshold_backward"),
+    "cumulative sum": ("cumsum", "flip"),
+    "copies": ("copy_", "cat", "constant_pad_nd", "fill_"),
+}  # fmt: skip
+
+
+def profile_of(function, repeats):
+    """The share of its time that each kind of operation has."""
+    running.keep_freed_memory()
+    for _ in range(3):
+        function()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(repeats):
+            function()
+    seconds = Counter()
+    for event in profile.key_averages():
+        kind = next((k for k, names in KINDS.items() if event.key.removeprefix("aten::") in names), "rest")
+        seconds[kind] += event.self_cpu_time_total
+    return {kind: seconds[kind] / sum(seconds.values()) for kind in (*KINDS, "rest")}
+
+
+def profile_update(name, size, T, repeats):
+    return profile_of(make_update(name, size, T)[0], repeats)
+
+
+def profile_acting(name, num_envs, T):
+    module, _, agent = make_agent(name, T)
+    rollout = module.Rollout(NoEnvironments(num_envs, SPACES[name.split("_")[0]][0]), agent, CPU)
+
+    def episode():
+        rollout.reset(seed=0)
+        for _ in range(T):
+            explore(module, agent, rollout)
+
+    return profile_of(episode, 1)
+
+
+def measure_profile(quick):
+    T, num_envs, repeats = (5, 4, 1) if quick else (200, 256, 4)
+    jobs = []
+    for algorithm, title in (("ddqn", "Double DQN"), ("sac", "SAC")):
+        for memory in MEMORIES:
+            label = f"{title}, {look(memory).label}, update"
+            jobs.append((label, profile_update, f"{algorithm}_{memory}", "paper", T, repeats))
+        jobs.append((f"{title}, MATE, update, small", profile_update, f"{algorithm}_mate", "small", T, repeats))
+    jobs += [
+        (f"SAC, {look(memory).label}, acting", profile_acting, f"sac_{memory}", num_envs, T) for memory in MEMORIES
+    ]
+    for label, function, *args in jobs:
+        share = in_child(function, *args)
+        main = sum(share[kind] for kind in list(KINDS)[:3])
+        what = f"{label}, T = {T}: share of matrix products, recurrence and attention"
+        yield {"what": what, "label": label, "value": main, "share": share}
+
+
+def draw_profile(rows):
+    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+    ax = figure.subplots()
+    left = np.zeros(len(rows))
+    for kind, color in zip(rows[0]["share"], (*COLORS[:3], COLORS[3], COLORS[4], COLORS[5], "0.7")):
+        width = np.array([100 * row["share"][kind] for row in rows])
+        ax.barh([row["label"] for row in rows], width, left=left, color=color, label=kind)
+        left += width
+    ax.invert_yaxis()
+    ax.set(xlabel="% of the time", xlim=(0, 100))
+    ax.grid(visible=False, axis="y")
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+# -------------------------------------------------------------------------------------------------------------- compile
+def compile_gain(name, size, T, backend, repeats):
+    """Time of an update as it is, over its time under torch.compile."""
+    running.keep_freed_memory()
+    module = importlib.import_module(name)
+    (update, _), plain = make_update(name, size, T), module.update
+    compiled = torch.compile(plain, backend=backend)
+    times = []
+    for _ in range(3 + repeats):  # in turns
+        for module.update in (plain, compiled):  # the name that make_update's function looks up when it is called
+            times.append(timed(update))
+    times = np.reshape(times, (-1, 2))[3:]  # without the first calls, which compile
+    return float(np.divide(*np.median(times, axis=0)))
+
+
+def measure_compile(quick):
+    backend, repeats = ("eager", 1) if quick else ("inductor", 20)  # the one needs no C++ compiler
+    configurations = [("ddqn_mate", "small", 5)]
+    if not quick:
+        names = [f"{a}_{m}" for a in ("ddqn", "sac") for m in MEMORIES]
+        configurations = [(name, "small", T) for name in names for T in (20, 200)] + [("ddqn_mate", "paper", 200)]
+    for name, size, T in configurations:
+        gain = in_child(compile_gain, name, size, T, backend, repeats)
+        yield bar(f"{name}, {size} sizes, T = {T}", "time of an update, plain over compiled", gain, ">= 1.3")
 
 
 # -------------------------------------------------------------------------------------------------------------- program
@@ -395,7 +552,6 @@ def measure_program(quick):
     programs += [(f"sac_{m}", env_id, sac) for env_id in ("cheetah-vel", "ml10") for m in (*MEMORIES, "markov")]
     if quick:
         programs = [(name, env_id, flags) for name, env_id, flags in programs if "mate" in name and env_id != "ml10"]
-    rows = []
     for name, env_id, flags in programs:
         # Evaluations and checkpoints are left out: how often they come is the user's choice.
         flags = flags | {"env_id": env_id, "eval_episodes": 1, "eval_interval": 1_000_000, "cuda": False}
@@ -403,13 +559,9 @@ def measure_program(quick):
         total = sum(parts.values())
         row = {"script": name, "env_id": env_id, "what": f"{name} on {env_id}: steps/s", "value": 1 / total}
         row |= {"updates_per_second": updates_per_step / total}
-        rows.append(row | {"share": {part: seconds / total for part, seconds in parts.items()}})
-        shares = ", ".join(f"{part} {seconds / total:.1%}" for part, seconds in parts.items())
-        print(
-            f"{name} on {env_id}: {1 / total:,.0f} steps/s, {updates_per_step / total:.2f} updates/s; {shares}",
-            flush=True,
-        )
-    return rows
+        row |= {"share": {part: seconds / total for part, seconds in parts.items()}}
+        shares = ", ".join(f"{part} {share:.1%}" for part, share in row["share"].items())
+        yield row | {"note": f"{row['updates_per_second']:.2f} updates/s; {shares}"}
 
 
 def draw_program(rows):
@@ -458,12 +610,8 @@ def ratio(ours, options, bare, blocks, steps):
 
 
 def measure_envs(quick):
-    rows, ratio_unit, rate_unit = [], "time of a step, over the bare environment", "steps per second, 256 environments"
+    ratio_unit, rate_unit = "time of a step, over the bare environment", "steps per second, 256 environments"
     blocks, steps = (1, 20) if quick else (40, 500)
-
-    def add(label, unit, value, aim=""):
-        rows.append({"what": f"{label}: {unit}", "label": label, "unit": unit, "value": value, "aim": aim})
-
     parents = {"ant-dir": "Ant-v5", "cheetah-vel": "HalfCheetah-v5", "walker-param": "Walker2d-v5"}
     parents["hopper-param"] = "Hopper-v5"
     for name, parent in parents.items():
@@ -471,7 +619,7 @@ def measure_envs(quick):
         # The physics must be the parent's for the comparison: all multipliers 1. Rewards cost the same in any context.
         size = ours.reset(seed=0)[1]["context"].size
         options = {"context": np.ones(size)} if name.endswith("param") else None
-        add(f"{name} / {parent}", ratio_unit, ratio(ours, options, bare, blocks, steps), "<= 1.10")
+        yield bar(f"{name} / {parent}", ratio_unit, ratio(ours, options, bare, blocks, steps), "<= 1.10")
 
     if not quick:  # ml10 takes ten seconds to make
         ours, options = gym.make("ml10"), {"context": [1.0, 0.0]}
@@ -479,7 +627,7 @@ def measure_envs(quick):
         task = ours.unwrapped.task
         bare = gym.wrappers.TimeLimit(ours.unwrapped.classes[task](), 300)
         bare.unwrapped.set_task(ours.unwrapped.goals[task][0])
-        add(f"ml10 / {task}", ratio_unit, ratio(ours, options, bare, blocks // 2, steps), "<= 1.10")
+        yield bar(f"ml10 / {task}", ratio_unit, ratio(ours, options, bare, blocks // 2, steps), "<= 1.10")
 
     for name, length in (("tmaze-passive", 200), ("tmaze-active", 20), ("point-robot", None)):
         vec, _ = envs.make_vec(name, 256, **({} if length is None else {"corridor_length": length}))
@@ -488,8 +636,7 @@ def measure_envs(quick):
         actions = [vec.action_space.sample() for _ in range(100)]
         seconds = median_time(lambda: [vec.step(action) for action in actions], 0, least=20)  # noqa: B023
         label = f"{name}, L={length}" if length else name
-        add(label, rate_unit, 256 * len(actions) / seconds, ">= 1,000,000" if length else "")
-    return rows
+        yield bar(label, rate_unit, 256 * len(actions) / seconds, ">= 1,000,000" if length else "")
 
 
 # ----------------------------------------------------------------------------------------------------------- checkpoint
@@ -530,7 +677,7 @@ def checkpoint_costs(name, flags):
 
 
 def measure_checkpoint(quick):
-    rows, flags = [], {"buffer_size": 300} if quick else {}
+    flags = {"buffer_size": 300} if quick else {}
     for name, env_id in (("ddqn_mate", "tmaze-passive"), ("sac_mate", "ant-dir")):
         new, whole, read, size = in_child(checkpoint_costs, name, flags | {"env_id": env_id})
         for label, unit, value, aim in (
@@ -539,26 +686,7 @@ def measure_checkpoint(quick):
             ("read", "seconds", read, ""),
             ("size", "MB", size, ""),
         ):
-            label = f"{env_id}: {label}"
-            rows.append({"what": f"{label}, {unit}", "label": label, "unit": unit, "value": value, "aim": aim})
-    return rows
-
-
-def draw_bars(rows):
-    """One bar a row, those that are rates or sizes in other panels than the ratios or the seconds."""
-    units = list(dict.fromkeys(row["unit"] for row in rows))
-    figure = Figure(figsize=(WIDTH, 0.9 + 0.22 * len(rows)), layout="constrained")
-    heights = [1 + sum(row["unit"] == unit for row in rows) for unit in units]
-    for ax, unit in zip(np.atleast_1d(figure.subplots(len(units), 1, height_ratios=heights)), units):
-        chosen = [row for row in rows if row["unit"] == unit][::-1]
-        bars = ax.barh([row["label"] for row in chosen], [row["value"] for row in chosen], color="#0072B2")
-        ax.bar_label(
-            bars, [f"{row['value']:,.0f}" if row["value"] > 100 else f"{row['value']:.2f}" for row in chosen], padding=3
-        )
-        ax.set_xlabel(unit)
-        ax.margins(x=0.12)
-        ax.grid(visible=False, axis="y")
-    return figure
+            yield bar(f"{env_id}, {label}", unit, value, aim)
 
 
 # -------------------------------------------------------------------------------------------------------------- startup
@@ -582,22 +710,23 @@ def measure_startup(quick):
         )
 
     repeats = 1 if quick else 5
-    rows = [{"label": "python -c 'import torch'", "value": seconds("-c", "import torch")}]
-    for name in ("ddqn_mate", "sac_mate")[: 1 if quick else 2]:
-        rows.append({"label": f"{name}.py --help", "value": seconds(str(ROOT / f"{name}.py"), "--help")})
-    for name, env_id in (("ddqn_mate", "tmaze-passive"), ("sac_mate", "ant-dir"), ("sac_mate", "ml10"))[
-        : 1 if quick else 3
-    ]:
+    yield bar("python -c 'import torch'", "seconds", seconds("-c", "import torch"))
+    for name in ("ddqn_mate",) if quick else ("ddqn_mate", "sac_mate"):
+        yield bar(f"{name}.py --help", "seconds", seconds(str(ROOT / f"{name}.py"), "--help"), "<= 2")
+    runs = [("ddqn_mate", "tmaze-passive"), ("sac_mate", "ant-dir"), ("sac_mate", "ml10")]
+    for name, env_id in runs[:1] if quick else runs:
         with tempfile.TemporaryDirectory() as folder:
             took = until_folder([sys.executable, str(ROOT / f"{name}.py"), "--env-id", env_id], folder)
-        rows.append({"label": f"{name}.py --env-id {env_id}, until the run begins", "value": took})
-    return [row | {"what": f"{row['label']}, s", "unit": "seconds"} for row in rows]
+        yield bar(f"{name}.py --env-id {env_id}, until the run begins", "seconds", took)
 
 
 # ----------------------------------------------------------------------------------------------------------------- main
 MEASURES = {
     "rollout": (measure_rollout, draw_rollout),
-    "update": (measure_update, draw_update),
+    "update": (partial(measure_update, "paper"), draw_update),
+    "small": (partial(measure_update, "small"), draw_update),
+    "profile": (measure_profile, draw_profile),
+    "compile": (measure_compile, draw_bars),
     "program": (measure_program, draw_program),
     "envs": (measure_envs, draw_bars),
     "checkpoint": (measure_checkpoint, draw_bars),
@@ -627,12 +756,13 @@ def main():
                 sys.exit(f"there is no {path} to draw from")
             rows = json.loads(path.read_text())["rows"]
         else:
-            rows = measure(args.quick)
-            path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
-            for row in rows:
+            rows = []
+            for row in measure(args.quick):
+                rows.append(row)
                 if "what" in row:
                     value = f"{row['value']:,.0f}" if row["value"] > 100 else f"{row['value']:.3f}"
-                    print(f"{row['what']:<85} {value:>12}   {row.get('aim', '')}")
+                    print(f"{row['what']:<85} {value:>12}   {row.get('note', '')}", flush=True)
+            path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
         draw(rows).savefig(path.with_suffix(".png"))
         print(f"written to {os.path.relpath(path)} and .png")
 
