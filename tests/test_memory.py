@@ -38,6 +38,18 @@ def test_forward_equals_unrolled_steps_with_episodes_ending_at_different_times(n
         state = memory.reset(state, ended)
 
 
+@pytest.mark.parametrize("name", MEMORIES)
+@torch.no_grad()
+def test_forward_equals_unrolled_steps_in_the_precision_and_the_size_of_a_run(name):
+    """In single precision, and large enough, the LSTM's forward is another library's code than its steps."""
+    torch.manual_seed(0)
+    memory, x = script(name).Memory(X, 128, 50), torch.randn(64, 50, X)
+    m, state = memory(x), memory.initial_state(64)
+    for t in range(50):
+        torch.testing.assert_close(memory.read(state), m[:, t], rtol=1e-4, atol=1e-4)
+        state = memory.step(x[:, t], state)
+
+
 @pytest.mark.parametrize("name", ALL)
 @torch.no_grad()
 def test_later_transitions_never_change_earlier_memories(name):
