@@ -216,8 +216,8 @@ def draw_rollout(rows):
         for memory in MEMORIES:
             points = [r for r in rows if r["kind"] == "step" and r["script"] == f"ddqn_{memory}"]
             points = [r for r in points if r["num_envs"] == num_envs]
-            style = look(memory)
-            ax.plot([r["t"] for r in points], [r["us"] / 1e3 for r in points], color=style.color, label=style.label)
+            style, x, y = look(memory), [r["t"] for r in points], [r["us"] / 1e3 for r in points]
+            ax.plot(x, y, color=style.color, linestyle=style.linestyle, label=style.label)
         ax.set(xlabel="t", ylabel="time of a step (ms)", ylim=(0, None))
         ax.set_title(f"Double DQN, {plural(num_envs)}")
     for ax, algorithm, title in zip(
@@ -228,8 +228,14 @@ def draw_rollout(rows):
             points = [r for r in points if r["size"] == "paper"]
             style = look(memory)
             x, y = [r["num_envs"] for r in points], [r["value"] for r in points]
-            ax.loglog(x, y, color=style.color, marker=style.marker, label=style.label)
+            ax.loglog(x, y, color=style.color, linestyle=style.linestyle, marker=style.marker, label=style.label)
         ax.set(xlabel="environments in a batch", ylabel="steps per second", title=title)
+        ax.set_xticks(x, [f"{n:,}" for n in x])
+        ax.set_yticks(
+            [rate for rate in (1_000, 3_000, 10_000, 30_000, 100_000) if ax.get_ylim()[0] < rate < ax.get_ylim()[1]]
+        )
+        ax.yaxis.set_major_formatter("{x:,.0f}")
+        ax.minorticks_off()
     axes[0, 0].legend()
     return figure
 
@@ -297,7 +303,7 @@ def measure_one_update(name, size, T, threads, budget):
     def products_alone():
         for (n, rows, inner, columns), count in kinds.items():
             shapes = (n, rows, inner), (n, inner, columns), (n, rows, columns)
-            a, b, out = (x[: math.prod(s)].view(s[n == 1 :]) for x, s in zip(buffers, shapes))  # plain if n is 1
+            a, b, out = (x[: math.prod(s)].view(s if n > 1 else s[1:]) for x, s in zip(buffers, shapes))
             for _ in range(count):
                 torch.matmul(a, b, out=out)
 
@@ -305,7 +311,7 @@ def measure_one_update(name, size, T, threads, budget):
         update()
     update_times, product_times = [], []
     # In turns, so that a busy moment of the machine hits both.
-    while len(update_times) < 3 or sum(update_times) < budget and len(update_times) < 50:
+    while len(update_times) < 3 or sum(update_times) < budget and len(update_times) < 10:
         update_times.append(timed(update))
         product_times.append(timed(products_alone))
     seconds, alone = float(np.median(update_times)), float(np.median(product_times))
@@ -317,7 +323,7 @@ def measure_one_update(name, size, T, threads, budget):
 
 
 def measure_update(size, quick):
-    lengths, budget = ((5, 10), 0) if quick else ((50, 100, 200, 400, 600, 1_000), 5)
+    lengths, budget = ((5, 10), 0) if quick else ((50, 100, 200, 400, 600, 1_000), 12)
     configurations = [(f"{a}_{m}", T, 1) for a in ("ddqn", "sac") for m in MEMORIES for T in lengths]
     if size == "paper" and not quick:
         configurations += [(f"{a}_{m}", 200, os.cpu_count()) for a in ("ddqn", "sac") for m in MEMORIES]
@@ -373,8 +379,9 @@ def draw_update(rows):
         ax.set_xticks([T for T in (50, 200, 1_000) if T in lengths] or sorted(set(lengths)))
         ax.xaxis.set_major_formatter("{x:.0f}")
         ax.minorticks_off()
-    axes[0].set_yscale("log")
-    axes[1].set_yscale("log")
+    for ax in axes[:2]:
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter("{x:g}")
     axes[2].set_ylim(0, 110)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
