@@ -1,6 +1,6 @@
 """How fast are we, and how close to the machine? What the paper's Table 1 claims, measured in one run on one machine.
 
-    python benchmark/speed.py             everything below: about 50 minutes, of an otherwise idle machine
+    python benchmark/speed.py             everything below: about an hour, of an otherwise idle machine
     python benchmark/speed.py rollout     time of a step against t, and steps per second by number of environments
     python benchmark/speed.py update      time and memory of an update against T, and how close it is to the machine
     python benchmark/speed.py small       the same at the small sizes
@@ -382,6 +382,7 @@ def draw_update(rows):
     for ax in axes[:2]:
         ax.set_yscale("log")
         ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter("")
     axes[2].set_ylim(0, 110)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
