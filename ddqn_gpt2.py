@@ -1,28 +1,32 @@
-"""Double DQN with GPT-2: the memory is what a causal Transformer block makes of every transition of the episode so far.
+"""Double DQN with GPT-2: the memory is the output of a causal Transformer block over the transitions so far.
 
-    python ddqn_gpt2.py                                             # passive T-Maze, L = 200, as in the paper: hours
-    python ddqn_gpt2.py --env-id tmaze-active --corridor-length 20  # must go back to look at the oracle first
+    python ddqn_gpt2.py --env-id tmaze-passive --corridor-length 200      # or tmaze-active
     tensorboard --logdir runs
 
-Time. At t the agent sees s_t, recalls m_t, takes a_t and receives r_t and s_{t+1}. An episode of T steps is
+Time. At time t the agent observes s_t, has the memory m_t, takes the action a_t and receives r_t and s_{t+1}:
 
-    s_0 a_0 r_0  s_1 a_1 r_1  ...  s_T        T + 1 observations, T actions and rewards
-    x_1 ... x_T                               its transitions, x_t = (s_{t-1}, a_{t-1}, r_{t-1}, s_t)
-    m_0 ... m_T                               its memories: m_t of x_1 ... x_t, so m_0 of nothing at all
+    s_0 a_0 r_0  s_1 a_1 r_1  ...  s_T       an episode of T steps has T + 1 observations, T actions and rewards
+    x_1 ... x_T                              its transitions, x_t = (s_{t-1}, a_{t-1}, r_{t-1}, s_t)
+    m_0 ... m_T                              its memories: m_t is computed from x_1 ... x_t, m_0 is the empty memory
 
-Batches are whole episodes, padded to the longest: in an update memory starts empty, without stale states or burn-in.
-Padding has no weight in the loss.
+Batches are whole episodes, padded to the longest one; padding is masked out of the losses. Every update recomputes the
+memories from the start of the episodes, so there is no stale state and no burn-in.
 
-Shapes. B episodes in a batch, N environments, T steps, O observation, A actions (one-hot), D memory, H hidden,
-X = O + A + 1 + O transition. Equation numbers are the paper's.
+Shapes. B episodes in a batch, N environments, T steps, O observation, A actions (one-hot), X = 2O + A + 1 transition,
+D memory, H hidden layer. Equation numbers are the paper's.
 """
 
 # -------------------------------------------------------------------------------------------------------------- imports
 import copy
+import ctypes
+import json
 import math
+import platform
+import signal
 import sys
 import time
-from dataclasses import dataclass
+from collections import namedtuple
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import gymnasium as gym
@@ -30,201 +34,213 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+import tyro
+from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from envs import running
+import envs
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
+def transition(obs, action, reward, next_obs):  # x_{t+1} = (s_t, a_t, r_t, s_{t+1}) (..., X)
+    return torch.cat([obs, action, reward[..., None], next_obs], dim=-1)
+
+
 class Memory(nn.Module):
-    """GPT-2: m_t is what one causal Transformer block makes of x_t, looking back at x_1 ... x_t; m_0 = 0."""
+    """GPT-2: m_t is the output of one causal Transformer block at x_t, which attends to x_1 ... x_t; m_0 = 0."""
 
     def __init__(self, x_dim: int, dim: int, max_steps: int):
         super().__init__()
         self.dim, self.max_steps = dim, max_steps
         self.embed = nn.Linear(x_dim, dim)
-        self.attention_norm = nn.LayerNorm(dim)
-        self.query_key_value = nn.Linear(dim, 3 * dim)  # Paper: no number of heads. Here: one, as in Ni et al. (2023)
+        self.query_key_value = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 3 * dim))
         self.attention_out = nn.Linear(dim, dim)
-        self.feed_forward = nn.Sequential(
-            nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)
-        )
+        feed_forward = nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)
+        self.feed_forward = nn.Sequential(*feed_forward)
         self.final_norm = nn.LayerNorm(dim)
-        # Sinusoidal positions, as in Ni et al. (2023): wavelengths from 2 pi to 10,000 times that.
+        # Paper: silent about heads and positions. Here: one head, sinusoidal positions, as in Ni et al. (2023).
         angles = torch.arange(max_steps)[:, None] / 10_000 ** (torch.arange(0, dim, 2) / dim)  # (T, D/2)
-        positions = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim]
-        self.register_buffer("positions", positions, persistent=False)  # (T, D)
+        positions = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim]  # (T, D)
+        self.register_buffer("positions", positions, persistent=False)
 
-    def attention_inputs(self, h):
-        return self.query_key_value(self.attention_norm(h)).chunk(3, dim=-1)
-
-    def finish(self, h, attended):  # the residual connections, the feed-forward block, the final norm
+    def finish(self, h, attended):  # the part of the block after attention
         h = h + self.attention_out(attended)
         return self.final_norm(h + self.feed_forward(h))
 
-    def forward(self, x):  # (B, T, X) -> (B, T+1, D): m_0 ... m_T, all at once
+    def forward(self, x):  # (B, T, X) -> (B, T+1, D): m_0 ... m_T in parallel
         h = self.embed(x) + self.positions[: x.shape[1]]  # (B, T, D)
-        q, k, v = (a[:, None] for a in self.attention_inputs(h))  # (B, 1, T, D): one head
+        q, k, v = self.query_key_value(h)[:, None].chunk(3, dim=-1)  # (B, 1, T, D) each: one head
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]
-        return F.pad(self.finish(h, attended), (0, 0, 1, 0))  # m_0 = 0 before them
+        return F.pad(self.finish(h, attended), (0, 0, 1, 0))  # m_0 = 0, m_1 ... m_T
 
-    # One step at a time, for N environments. The state is m_t (N, D), the keys and the values so far (N, T, D), and at
-    # which step of its episode each environment is (N,), on the CPU so that reading it does not wait for the device.
+    # Acting, one step at a time in N environments. The state is m_t (N, D), keys and values (N, T, D), and t (N,).
     def initial_state(self, n):
-        zeros = self.embed.weight.new_zeros
-        cache = zeros(n, self.max_steps, self.dim), zeros(n, self.max_steps, self.dim)
-        return zeros(n, self.dim), *cache, torch.zeros(n, dtype=torch.int64)
+        zeros, T, D = self.embed.weight.new_zeros, self.max_steps, self.dim
+        return zeros(n, D), zeros(n, T, D), zeros(n, T, D), zeros(n, dtype=torch.int64)
 
-    def step(self, x, state):
+    def step(self, x, state):  # the cost grows with t
         _, keys, values, t = state
-        every, now = torch.arange(len(x), device=x.device), t.to(x.device)
-        h = self.embed(x) + self.positions[now]  # (N, D)
-        q, keys[every, now], values[every, now] = self.attention_inputs(h)
-        longest = int(t.max()) + 1  # the cost of a step grows with t
-        past = torch.arange(longest, device=x.device) <= now[:, None]  # (N, longest), each up to its own step
+        env = torch.arange(len(x), device=x.device)
+        h = self.embed(x) + self.positions[t]  # (N, D)
+        q, keys[env, t], values[env, t] = self.query_key_value(h).chunk(3, dim=-1)
+        longest = int(t.max()) + 1
+        past = torch.arange(longest, device=x.device) <= t[:, None]  # (N, longest), the steps of each episode so far
         q, k, v = q[:, None, None], keys[:, None, :longest], values[:, None, :longest]  # (N, 1, 1 or longest, D)
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=past[:, None, None])[:, 0, 0]
         return self.finish(h, attended), keys, values, t + 1
 
-    def read(self, state):
-        return state[0]  # m_t (N, D)
+    def read(self, state):  # -> (N, D)
+        return state[0]
 
-    def reset(self, state, ended):  # ended (N,), on the CPU; what is cached of an old episode is beyond t, and masked
+    def reset(self, state, ended):  # ended (N,): with t = 0 the old keys and values are masked out
         m, keys, values, t = state
-        return m.masked_fill(ended[:, None].to(m.device), 0.0), keys, values, t.masked_fill(ended, 0)
+        return m.masked_fill(ended[:, None], 0.0), keys, values, t.masked_fill(ended, 0)
 
 
 # ----------------------------------------------------------------------------------------------------------------- args
 @dataclass
-class Args(running.Args):  # which adds what any run has: --seed, --cuda, --resume, --evaluate, --capture-video ...
-    # task (such comments are the groups of --help, and those behind the flags its texts)
-    env_id: str = "tmaze-passive"  # any Gymnasium id with discrete actions and a flat observation, like tmaze-active
+class Args:
+    """Double DQN for contextual MDPs. "(paper: 64)" is the paper's value, [ours] a choice it leaves open."""
+
+    env_id: str = "tmaze-passive"  # any Gymnasium id with discrete actions and flat observations, or module:id
     corridor_length: int = 200  # L of T-Maze (paper: 200 to 600)
-    max_episode_steps: int | None = None  # T, for an environment that is registered without one or to be cut shorter
-    num_envs: int = 64  # environments that are stepped together and acted for in one batch (the paper does not say)
-    total_episodes: int = 80_000  # length of the run, which also sets how long epsilon falls (paper: 80,000)
-    # learning
-    learning_starts: int = 100  # episodes collected before the first update (the paper does not say)
-    updates_per_episode: float = 1.0  # gradient updates per episode collected (the paper does not say)
+    seed: int = 1  # seed of networks, exploration and training environments; evaluation uses seeds of its own
+    num_envs: int = 64  # environments stepped in parallel [ours]
+    max_episode_steps: int | None = None  # T, for environments registered without a time limit, or to shorten it
+    total_episodes: int = 80_000  # episodes of the run, over all environments (paper: 80,000)
+    learning_starts: int = 100  # episodes before the first update [ours]
+    updates_per_episode: float = 1.0  # gradient updates per episode [ours]
     batch_size: int = 64  # episodes in a batch (paper: 64)
     buffer_size: int = 10_000  # episodes in the replay buffer (paper: 10,000)
     learning_rate: float = 3e-5  # of Adam (paper: 3e-5)
     gamma: float = 0.99  # discount factor (paper: 0.99)
-    tau: float = 0.001  # how far the target network moves in an update (paper: 0.001)
+    tau: float = 0.001  # step size of the target network (paper: 0.001)
     max_grad_norm: float = 0.03  # gradients are clipped to this norm (paper: 0.03)
-    # networks
-    memory_dim: int = 128  # D, the size of the memory and of the state embedding (paper: 128)
-    hidden_dim: int = 256  # H, the width of the two hidden layers of the Q-network (paper: 256)
-    # exploration
-    start_epsilon: float = 1.0  # probability of a random action at first (paper: 1)
-    end_epsilon: float | None = None  # probability of a random action at last (paper: 1/T, which is the default)
-    exploration_fraction: float = 0.1  # part of the run over which epsilon falls from the one to the other (paper: 0.1)
-    # evaluation
+    start_epsilon: float = 1.0  # probability of a random action at the start (paper: 1)
+    end_epsilon: float | None = None  # and after the exploration phase; default 1/T (paper: 1/T)
+    exploration_fraction: float = 0.1  # part of the episodes over which epsilon falls linearly (paper: 0.1)
+    memory_dim: int = 128  # D, size of memory and state embedding (paper: 128)
+    hidden_dim: int = 256  # H, width of the two hidden layers of the Q-network (paper: 256)
     eval_interval: int = 1_000  # episodes between evaluations
-    eval_episodes: int = 50  # episodes of an evaluation, the same seeds each time
-    # run
-    exp_name: str = Path(__file__).stem  # name of this experiment, part of the run's folder
+    eval_episodes: int = 50  # episodes per evaluation, with the same seeds every time
+    checkpoint_interval: float = 10.0  # minutes between checkpoints
+    resume: str | None = None  # run folder to continue, as if it had never stopped
+    evaluate: str | None = None  # model.pt or best.pt to evaluate instead of training
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
+    torch_deterministic: bool = True  # if on, sets torch.backends.cudnn.deterministic
+    cuda: bool = True  # use a GPU if there is one
+    bf16: bool = False  # run the forward passes of the update in bfloat16
+    capture_video: bool = False  # record one episode at every evaluation
+    track: bool = False  # log to Weights & Biases as well
+    wandb_project_name: str = "mate"  # project in Weights & Biases
+    wandb_entity: str | None = None  # team in Weights & Biases
 
-    def __post_init__(self):
-        at_most_one = {"gamma", "tau", "start_epsilon", "end_epsilon", "exploration_fraction"}
-        may_be_zero = {"seed", "updates_per_episode", "gamma", "end_epsilon", "exploration_fraction"}
-        running.check_numbers(self, may_be_zero, at_most_one)
-        if not self.batch_size <= self.learning_starts < self.total_episodes:
-            sys.exit("--learning-starts must be at least --batch-size and less than --total-episodes")
+    def check(self):  # exit with one line on values that make no sense, before anything is written
+        for name, value in vars(self).items():
+            zero = name in ("seed", "gamma", "updates_per_episode", "end_epsilon", "exploration_fraction")
+            one = name in ("gamma", "tau", "start_epsilon", "end_epsilon", "exploration_fraction")
+            if type(value) in (int, float) and not (0 <= value <= (1 if one else sys.maxsize) and (value or zero)):
+                sys.exit(f"error: --{name.replace('_', '-')} {value} is out of range")
+        if self.learning_starts >= self.total_episodes:
+            sys.exit("error: --learning-starts must be less than --total-episodes, or nothing is learned")
+
+    def make_envs(self, num_envs, video_folder=None):  # -> environments, T (the maximum length of an episode)
+        maze = {"corridor_length": self.corridor_length} if "tmaze" in self.env_id else {}
+        try:
+            return envs.make_vec(
+                self.env_id, num_envs, gym.spaces.Discrete, self.max_episode_steps, video_folder, **maze
+            )
+        except (ValueError, gym.error.Error) as error:
+            sys.exit(f"error: {error}")
 
 
 # -------------------------------------------------------------------------------------------------------- replay buffer
-def transition(obs, action, reward, next_obs):
-    """x_t = (s_{t-1}, a_{t-1}, r_{t-1}, s_t), of one step (N, X) or of a batch of episodes (B, T, X)."""
-    return torch.cat([obs, action, reward[..., None], next_obs], dim=-1)
+# One step of N environments: s_t (N, O), a_t (N, A), r_t (N,), s_{t+1} (N, O), both flags (N,), and Gymnasium's infos.
+Step = namedtuple("Step", "obs action reward next_obs terminated truncated infos")
 
 
 class ReplayBuffer:
-    """Whole episodes. Those under way are gathered aside, and moved to the buffer when they end."""
+    """Whole episodes. The first N rows hold the unfinished episodes of the N environments, the others finished ones."""
 
     def __init__(self, capacity, num_envs, max_steps, obs_dim, action_dim):
-        def storage(n):  # NumPy takes memory only as it is written to, so a large empty buffer costs nothing
-            T = max_steps
-            shapes = {"obs": (T + 1, obs_dim), "action": (T, action_dim), "reward": (T,), "terminated": (T,)}
-            return {name: np.zeros((n, *shape), dtype=np.float32) for name, shape in shapes.items()}
+        self.capacity, self.num_envs, self.count = capacity, num_envs, 0  # count: all episodes finished so far
+        shapes = {"obs": (max_steps + 1, obs_dim), "action": (max_steps, action_dim)}
+        shapes |= {"reward": (max_steps,), "terminated": (max_steps,)}
+        # NumPy's zeros occupy memory only once they are written to, so a large empty buffer costs nothing.
+        self.data = {name: np.zeros((num_envs + capacity, *shape), np.float32) for name, shape in shapes.items()}
+        self.length = np.zeros(num_envs + capacity, np.int64)
 
-        self.capacity, self.num_envs = capacity, num_envs
-        self.episodes, self.length = storage(capacity), np.zeros(capacity, dtype=np.int64)
-        self.current, self.t = storage(num_envs), np.zeros(num_envs, dtype=np.int64)
-        self.count = 0  # episodes ever stored; the oldest are overwritten
-        self.on_disk = []  # for running.checkpoint: which of them are in which files, (first, end) each
-
-    def add(self, obs, action, reward, next_obs, terminated, truncated):
-        """One step of every environment. Returns (return, length) of each episode that ended with it."""
-        now = np.arange(self.num_envs), self.t
-        self.current["obs"][now] = obs
-        self.current["obs"][now[0], self.t + 1] = next_obs  # the last observation of an episode is needed too
-        self.current["action"][now] = action
-        self.current["reward"][now] = reward
-        self.current["terminated"][now] = terminated  # not where truncated: such an end bootstraps
-        self.t += 1
+    def add(self, step):
+        """Add one step of every environment. Returns (return, length) of each episode that ended with it."""
+        env, t = np.arange(self.num_envs), self.length[: self.num_envs]
+        for name, array in self.data.items():
+            array[env, t] = getattr(step, name)  # truncation is not stored as termination: it bootstraps
+        self.data["obs"][env, t + 1] = step.next_obs
+        t += 1
         finished = []
-        for i in np.flatnonzero(terminated | truncated):
-            slot, t = self.count % self.capacity, self.t[i]
-            for name, array in self.episodes.items():
-                array[slot, : t + 1] = self.current[name][i, : t + 1]  # all t + 1 observations; of the rest t count
-            finished.append((float(self.episodes["reward"][slot, :t].sum()), int(t)))
-            self.length[slot], self.t[i] = t, 0
+        for i in np.flatnonzero(step.terminated | step.truncated):
+            row, T = self.num_envs + self.count % self.capacity, self.length[i]
+            for array in self.data.values():
+                array[row, : T + 1] = array[i, : T + 1]  # T + 1 observations; the others have T valid entries
+            finished.append((float(self.data["reward"][row, :T].sum()), int(T)))
+            self.length[row], self.length[i] = T, 0
             self.count += 1
         return finished
 
     def sample(self, batch_size, device):
-        """obs (B, T+1, O), action (B, T, A), reward, terminated and mask (B, T), T being the longest length drawn."""
-        rows = torch.randint(min(self.count, self.capacity), (batch_size,)).numpy()
+        """obs (B, T+1, O), action (B, T, A), reward, terminated and mask (B, T), with T the longest episode drawn."""
+        rows = self.num_envs + torch.randint(min(self.count, self.capacity), (batch_size,)).numpy()
         T = self.length[rows].max()
-        batch = {name: array[rows, : T + (name == "obs")] for name, array in self.episodes.items()}
-        # Past an episode's end lies what older episodes left there. The mask keeps it out of every loss, and it cannot
-        # reach back: m_t is made of x_1 ... x_t only.
+        batch = {name: array[rows, : T + (name == "obs")] for name, array in self.data.items()}
+        # The mask removes padding from the losses. Valid steps never see it: m_t depends on x_1 ... x_t only.
         batch["mask"] = (np.arange(T) < self.length[rows, None]).astype(np.float32)
         return {name: torch.from_numpy(array).to(device) for name, array in batch.items()}
+
+    def state_dict(self):
+        rows = self.num_envs + min(self.count, self.capacity)  # those in use
+        arrays = self.data | {"length": self.length}
+        return {"count": self.count} | {name: torch.from_numpy(array[:rows]) for name, array in arrays.items()}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+        for name, array in (self.data | {"length": self.length}).items():
+            array[: len(state[name])] = state[name].numpy()
 
 
 # ---------------------------------------------------------------------------------------------------------------- agent
 class Agent(nn.Module):
-    """Q(s_t, m_t) for every action, Eq. (3): memory, state embedding and Q-network, trained together."""
+    """Q(s_t, m_t, a) for every action a, Eq. (3): memory, state embedding and Q-network, trained together."""
 
     def __init__(self, obs_dim: int, action_space: gym.spaces.Discrete, max_steps: int, args: Args):
         super().__init__()
         self.first_action, self.action_dim = int(action_space.start), int(action_space.n)
         self.memory = Memory(obs_dim + self.action_dim + 1 + obs_dim, args.memory_dim, max_steps)
         self.embed_state = nn.Linear(obs_dim, args.memory_dim)
-        self.q = nn.Sequential(
-            nn.Linear(args.memory_dim + self.memory.dim, args.hidden_dim), nn.ReLU(),
-            nn.Linear(args.hidden_dim, args.hidden_dim), nn.ReLU(),
-            nn.Linear(args.hidden_dim, self.action_dim),
-        )  # fmt: skip
+        feature_dim, H = args.memory_dim + self.memory.dim, args.hidden_dim
+        hidden = nn.Linear(feature_dim, H), nn.ReLU(), nn.Linear(H, H), nn.ReLU()
+        self.q = nn.Sequential(*hidden, nn.Linear(H, self.action_dim))
 
-    def forward(self, obs, m):  # (..., O), (..., D) -> (..., A), of one step or of all steps of a batch
+    def forward(self, obs, m):  # (..., O), (..., D) -> Q-values (..., A)
         z = self.embed_state(obs)
-        z = F.rms_norm(z, z.shape[-1:])  # on the sphere of radius sqrt(D) too, in all models (paper, Appendix B.2)
+        z = F.rms_norm(z, z.shape[-1:])  # state embeddings are projected onto the sphere too (Appendix B.2)
         return self.q(torch.cat([z, m], dim=-1))
 
-    @torch.no_grad()
-    def act(self, obs, m):  # the best action, one-hot (N, A)
+    # Policies: s_t (N, O), m_t (N, D) -> a_t (N, A), one-hot
+    def act(self, obs, m):  # greedy, for evaluation
         return F.one_hot(self(obs, m).argmax(dim=-1), self.action_dim).float()
 
-    @torch.no_grad()
-    def explore(self, obs, m, epsilon):  # a random action with probability epsilon
-        random_action = F.one_hot(torch.randint(self.action_dim, (len(obs),)), self.action_dim).float().to(obs.device)
-        explores = (torch.rand(len(obs), 1) < epsilon).to(obs.device)
-        return torch.where(explores, random_action, self.act(obs, m))
+    def explore(self, obs, m, epsilon):  # epsilon-greedy, for training
+        random_action = F.one_hot(torch.randint(self.action_dim, (len(obs),)), self.action_dim).float()
+        is_random = torch.rand(len(obs), 1) < epsilon
+        return torch.where(is_random.to(obs.device), random_action.to(obs.device), self.act(obs, m))
 
-    def to_env(self, action):  # as the environments take it: one-hot (N, A) -> (N,)
+    def to_env(self, action):  # from one-hot to the number of the action
         return self.first_action + action.argmax(axis=-1)
 
 
 # -------------------------------------------------------------------------------------------------------------- rollout
 class Rollout:
-    """N environments stepped together, and the agent's memory of the episode under way in each.
-
-    The memory is carried along, so updates in mid-episode leave it made by older parameters in part. Only acting sees
-    that: an update makes the memories of its episodes anew.
-    """
+    """N environments stepped in parallel, with the memory of the current episode in each."""
 
     def __init__(self, vec, agent, device):
         self.vec, self.agent, self.device = vec, agent, device
@@ -235,100 +251,156 @@ class Rollout:
     @torch.no_grad()
     def reset(self, seed):
         self.obs, infos = self.vec.reset(seed=seed)  # s_0 (N, O)
-        self.state = self.agent.memory.initial_state(self.vec.num_envs)  # the memory of nothing
+        self.state = self.agent.memory.initial_state(self.vec.num_envs)
         return infos
 
     @torch.no_grad()
-    def view(self):
-        """s_t (N, O) and m_t (N, D): all that an action may depend on."""
-        return self.tensor(self.obs), self.agent.memory.read(self.state)
-
-    @torch.no_grad()
-    def step(self, action):  # a_t (N, A)
-        """One step of every environment: all about it in arrays, and the environments' infos."""
+    def step(self, policy):  # act in every environment, and update its memory
+        obs_tensor = self.tensor(self.obs)  # s_t (N, O)
+        action = policy(obs_tensor, self.agent.memory.read(self.state))  # a_t (N, A), from s_t and m_t
         action_array = action.cpu().numpy()
         obs, reward, terminated, truncated, infos = self.vec.step(self.agent.to_env(action_array))
-        # Where an episode ended, obs is already the next one's s_0, and its own last observation is in the infos.
+        # Where an episode ended, obs is already s_0 of the next one, and the last observation is in the infos.
         ended, next_obs = terminated | truncated, obs
         if ended.any():
             next_obs = obs.copy()
             next_obs[ended] = np.stack(infos["final_obs"][ended])
-        x = transition(self.tensor(self.obs), action, self.tensor(reward), self.tensor(next_obs))  # x_{t+1} (N, X)
-        state = self.agent.memory.step(x, self.state)  # of x_1 ... x_{t+1}
-        self.state = self.agent.memory.reset(state, torch.from_numpy(ended))  # of nothing where the episode ended
-        step = (self.obs, action_array, reward, next_obs, terminated, truncated)
-        self.obs = obs
-        return step, infos
+        check_finite({"action": action_array, "reward": reward, "observation": next_obs, "first observation": obs})
+        x = transition(obs_tensor, action, self.tensor(reward), self.tensor(next_obs))  # x_{t+1} (N, X)
+        state = self.agent.memory.step(x, self.state)
+        self.state = self.agent.memory.reset(state, torch.as_tensor(ended, device=self.device))
+        previous_obs, self.obs = self.obs, obs
+        return Step(previous_obs, action_array, reward, next_obs, terminated, truncated, infos)
+
+    def state_dict(self):
+        return {"envs": envs.get_state(self.vec), "memory": self.state}
+
+    def load_state_dict(self, state):
+        self.obs, memory = envs.set_state(self.vec, state["envs"]), state["memory"]
+        self.state = memory.to(self.device) if torch.is_tensor(memory) else tuple(m.to(self.device) for m in memory)
+
+
+def check_finite(values):
+    for name, value in values.items():
+        if not np.isfinite(value).all():
+            raise FloatingPointError(f"{name} is not finite")
 
 
 # --------------------------------------------------------------------------------------------------------------- update
 def update(agent, target, optimizer, batch, args):
-    """One gradient step of Double DQN on a batch of episodes. Metrics stay on the device until they are logged."""
-    obs, action, mask = batch["obs"], batch["action"], batch["mask"]
-    x = transition(obs[:, :-1], action, batch["reward"], obs[:, 1:])  # x_1 ... x_T (B, T, X)
+    """One gradient step of Double DQN on a batch of episodes. The metrics stay on the device until they are logged."""
+    obs, action, reward, mask = batch["obs"], batch["action"], batch["reward"], batch["mask"]
 
-    m = agent.memory(x)  # m_0 ... m_T (B, T+1, D)
-    q = agent(obs, m)  # (B, T+1, A): one pass for both Q(s_t, m_t) and the choice at t + 1
-    with torch.no_grad():
-        best_action = q[:, 1:].argmax(dim=-1, keepdim=True)  # the online network chooses,
-        next_q = target(obs[:, 1:], target.memory(x)[:, 1:])  # the target network, its own memory in it, values
-        next_q = next_q.gather(-1, best_action).squeeze(-1)  # (B, T)
-        y = batch["reward"] + args.gamma * (1 - batch["terminated"]) * next_q  # (B, T)
-    q_taken = (q[:, :-1] * action).sum(dim=-1)
-    # The mean over valid steps, not over padding: a step weighs the same in a short episode and in a long one.
-    td_loss = (mask * (q_taken - y).square()).sum() / mask.sum()
+    def average(values):  # over the valid steps: padding is masked out
+        return (mask * values).sum() / mask.sum()
+
+    with torch.autocast(obs.device.type, torch.bfloat16, enabled=args.bf16):
+        x = transition(obs[:, :-1], action, reward, obs[:, 1:])  # x_1 ... x_T (B, T, X)
+        m = agent.memory(x)  # m_0 ... m_T (B, T+1, D)
+        q = agent(obs, m)  # (B, T+1, A), one pass for Q(s_t, m_t) and for the argmax at t + 1
+        with torch.no_grad():
+            best_action = q[:, 1:].argmax(dim=-1, keepdim=True)  # chosen by the online network,
+            next_q = target(obs[:, 1:], target.memory(x)[:, 1:])  # valued by the target network with its own memory
+            next_q = next_q.gather(-1, best_action).squeeze(-1)  # (B, T)
+            y = reward + args.gamma * (1 - batch["terminated"]) * next_q  # (B, T)
+        q_taken = (q[:, :-1] * action).sum(dim=-1)  # (B, T)
+        td_loss = average((q_taken - y).square())
 
     optimizer.zero_grad()
     td_loss.backward()
     grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
-    with torch.no_grad():  # target += tau (online - target), all parameters in one call
-        torch._foreach_lerp_(list(target.parameters()), list(agent.parameters()), args.tau)
-    q_values = (mask * q_taken.detach()).sum() / mask.sum()
-    return {"losses/td_loss": td_loss.detach(), "losses/q_values": q_values, "losses/grad_norm": grad_norm}
+    with torch.no_grad():
+        for slow, fast in zip(target.parameters(), agent.parameters()):
+            slow.lerp_(fast, args.tau)  # target <- (1 - tau) target + tau online
+    metrics = {"td_loss": td_loss, "q_values": average(q_taken), "grad_norm": grad_norm}
+    return {f"losses/{name}": value.detach() for name, value in metrics.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------- evaluate
-EVAL_SEED = 1_000_000  # the same contexts for every run, whatever its seed, and not those it trains on
+def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all runs, and no seed of training
+    """Average performance of the deterministic policy, one episode per environment, with fixed seeds and contexts."""
+    rollout, n = Rollout(vec, agent, device), vec.num_envs
+    tasks = rollout.reset(seed=seed).get("task", np.full(n, None))
+    rewards, lengths, success = np.zeros((n, max_steps)), np.zeros(n, dtype=int), np.zeros(n)
+    running = np.ones(n, dtype=bool)  # only the first episode of each environment counts
+    while running.any():
+        step = rollout.step(agent.act)
+        rewards[running, lengths[running]] = step.reward[running]
+        for info in (step.infos, step.infos.get("final_info", {})):  # final_info describes the last step
+            success = np.maximum(success, running * info.get("success", 0.0))  # Meta-World: success at any step
+        lengths += running
+        running &= ~(step.terminated | step.truncated)
 
-
-def evaluate(agent, vec, max_steps, episodes, device):
-    """What the deterministic policy gets, averaged over episodes on fixed seeds, that is on fixed contexts."""
-    rollout, n, rounds = Rollout(vec, agent, device), vec.num_envs, []
-    for first in range(EVAL_SEED, EVAL_SEED + episodes, n):
-        infos = rollout.reset(seed=list(range(first, first + n)))
-        tasks = infos.get("task", np.full(n, None))
-        rewards, lengths, success = np.zeros((n, max_steps)), np.zeros(n, dtype=int), np.zeros(n)
-        counting = np.ones(n, dtype=bool)  # still in its first episode, the only one that counts
-        while counting.any():
-            (_, _, reward, _, terminated, truncated), infos = rollout.step(agent.act(*rollout.view()))
-            rewards[counting, lengths[counting]] = reward[counting]
-            for info in (infos, infos.get("final_info", {})):  # an episode's last step is told of in final_info
-                success = np.maximum(success, counting * info.get("success", 0.0))  # Meta-World: at any step
-            lengths += counting
-            counting &= ~(terminated | truncated)
-        rounds.append((rewards, lengths, success, tasks))
-    rewards, lengths, success, tasks = (np.concatenate(arrays)[:episodes] for arrays in zip(*rounds))
-
-    # Adaptation within the episode is what memory is for: what is the last quarter of its steps worth, and the first?
+    # Adaptation within the episode is what memory is for: compare the first and the last quarter of its steps.
     t, length = np.arange(max_steps), lengths[:, None]
     quarter = np.ceil(length / 4)
     metrics = {
         "eval/episodic_return": rewards.sum(axis=1).mean(),
-        "eval/return_standard_error": rewards.sum(axis=1).std() / math.sqrt(max(episodes - 1, 1)),
+        "eval/return_standard_error": rewards.sum(axis=1).std() / math.sqrt(max(n - 1, 1)),
         "eval/episodic_length": lengths.mean(),
         "eval/return_first_quarter": (rewards * (t < quarter)).sum(axis=1).mean(),
-        "eval/return_last_quarter": (rewards * (t >= length - quarter)).sum(axis=1).mean(),  # zero after the end
+        "eval/return_last_quarter": (rewards * (t >= length - quarter)).sum(axis=1).mean(),
     }
-    if "success" in infos:
+    if "success" in step.infos:
         metrics["eval/success_rate"] = success.mean()
         metrics |= {f"eval/success_rate/{task}": success[tasks == task].mean() for task in set(tasks) - {None}}
     return {name: float(value) for name, value in metrics.items()}
 
 
+def record_video(args, agent, folder, device):
+    vec, max_steps = args.make_envs(1, video_folder=folder)
+    evaluate(agent, vec, max_steps, device)
+    vec.close()
+
+
+# ----------------------------------------------------------------------------------------------------------- checkpoint
+def save(path, args, **content):
+    """Write a model or a checkpoint beside and rename it, so that the file at this path is complete at any moment."""
+    check_finite({name: value.cpu().numpy() for name, value in content["agent"].items()})  # keep the last good file
+    torch.save({"script": Path(__file__).stem, "args": asdict(args), **content}, f"{path}.tmp")
+    Path(f"{path}.tmp").replace(path)
+
+
+def parse_args():
+    """The arguments, and for --resume or --evaluate the saved file, whose arguments then are the defaults."""
+    args, saved = tyro.cli(Args), None
+    if path := Path(args.resume, "checkpoint.pt") if args.resume else args.evaluate:
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True)  # tensors and plain data, never code
+            if saved["script"] != Path(__file__).stem:
+                raise ValueError(f"saved by {saved['script']}.py, not by {Path(__file__).name}")
+            defaults = Args(**saved["args"] | {"resume": args.resume, "evaluate": args.evaluate})
+        except Exception as error:  # missing, damaged, foreign or malicious
+            sys.exit(f"error: cannot load {path}: {type(error).__name__}: {error}".splitlines()[0])
+        args = tyro.cli(Args, default=defaults)
+        may_change = ("total", "eval", "checkpoint", "capture", "track", "wandb", "cuda")
+        for name, value in asdict(defaults).items():
+            if args.resume and getattr(args, name) != value and not name.startswith(may_change):
+                sys.exit(f"error: --{name.replace('_', '-')} is {value} in {args.resume} and cannot be changed")
+    args.check()
+    return args, saved
+
+
+def open_run(args, step):
+    """The run folder and its TensorBoard writer, which drops what was logged after the checkpoint at this step."""
+    run_dir = Path(args.resume or f"runs/{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
+    if args.track:
+        import wandb
+
+        options = {"project": args.wandb_project_name, "entity": args.wandb_entity, "config": asdict(args)}
+        wandb.init(**options, name=run_dir.name, id=run_dir.name, sync_tensorboard=True, resume="allow")
+    run_dir.mkdir(parents=True, exist_ok=args.resume is not None)
+    (run_dir / "results.json").unlink(missing_ok=True)  # it marks a finished run
+    (run_dir / "args.json").write_text(json.dumps(asdict(args), indent=1))
+    writer = SummaryWriter(run_dir, purge_step=step + 1 if args.resume else None)
+    table = "".join(f"|{name}|{value}|\n" for name, value in asdict(args).items())
+    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", step)
+    return run_dir, writer
+
+
 # ---------------------------------------------------------------------------------------------------------------- train
-def epsilon_at(episode, max_steps, args):
-    """Linear from start_epsilon to end_epsilon over the first part of the run, then constant."""
+def epsilon_at(episode, max_steps, args):  # linear decay over the first episodes, then constant
     end = 1 / max_steps if args.end_epsilon is None else args.end_epsilon
     progress = min(episode / max(args.exploration_fraction * args.total_episodes, 1), 1.0)
     return args.start_epsilon + progress * (end - args.start_epsilon)
@@ -336,10 +408,14 @@ def epsilon_at(episode, max_steps, args):
 
 def train(args, saved=None):
     # ENVIRONMENTS AND NETWORKS
-    vec, max_steps = running.make_envs(args, args.num_envs, gym.spaces.Discrete)
-    eval_rounds = math.ceil(args.eval_episodes / args.num_envs)
-    eval_vec, _ = running.make_envs(args, math.ceil(args.eval_episodes / eval_rounds), gym.spaces.Discrete)
-    device = running.begin(args)
+    torch.manual_seed(args.seed)  # torch draws all random numbers of the agent
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    if platform.libc_ver()[0] == "glibc":  # keep freed memory for the next update: saves a third of its time at T = 600
+        ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX
+        ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD
+    vec, max_steps = args.make_envs(args.num_envs)
+    eval_vec, _ = args.make_envs(args.eval_episodes)
     obs_dim = vec.single_observation_space.shape[0]
     agent = Agent(obs_dim, vec.single_action_space, max_steps, args).to(device)
     target = copy.deepcopy(agent).requires_grad_(False)
@@ -347,96 +423,103 @@ def train(args, saved=None):
     buffer = ReplayBuffer(args.buffer_size, args.num_envs, max_steps, obs_dim, agent.action_dim)
     rollout = Rollout(vec, agent, device)
 
+    # EVALUATE A SAVED MODEL
+    if args.evaluate:
+        agent.load_state_dict(saved["agent"])
+        print(json.dumps(evaluate(agent, eval_vec, max_steps, device), indent=1))
+        if args.capture_video:
+            record_video(args, agent, Path(args.evaluate).parent / "videos", device)
+        return
+
     # START OR RESUME
-    global_step, updates, evaluated_at, next_checkpoint = 0, 0, -1, 0.0  # evaluate and save before anything else
-    best_return, last_return, start_time = -math.inf, -math.inf, time.time()
-    if saved is None:
-        run_dir, writer = running.open_run(args)
-        rollout.reset(seed=args.seed)
-        running.finite({"first observation": rollout.obs}, step=0)
-    else:
-        global_step, updates, evaluated_at, best_return, last_return, seconds = saved["counters"]
-        running.restore(saved, Path(args.resume), agent, target, optimizer, buffer, rollout)
-        if buffer.count >= args.total_episodes and Path(args.resume, "results.json").exists():
-            sys.exit(f"{args.resume} is finished; a --total-episodes of more than {buffer.count} would go on with it")
-        run_dir, writer = running.open_run(args, step=global_step)
-        start_time -= seconds
-    progress = tqdm(initial=buffer.count, total=args.total_episodes, unit="episode", dynamic_ncols=True, disable=None)
+    counters = {"step": 0, "updates": 0, "best_return": -math.inf, "last_return": -math.inf, "seconds": 0.0}
+    parts = {"agent": agent, "target": target, "optimizer": optimizer, "buffer": buffer, "rollout": rollout}
+    generators = [torch.default_generator, *torch.cuda.default_generators]
+    rollout.reset(seed=args.seed)
+    if saved is not None:
+        counters = saved["counters"]
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+        for generator, state in zip(generators, saved["rng"]):
+            generator.set_state(state)
+    run_dir, writer = open_run(args, counters["step"])
+    progress = tqdm(initial=buffer.count, total=args.total_episodes, unit="episode", disable=None)
+    start_time, checkpoint_time = time.time() - counters["seconds"], 0.0
+    stop, signals = [], (signal.SIGTERM, signal.SIGINT)  # on a signal the loop ends and the run is saved
+    handlers = {number: signal.signal(number, lambda number, frame: stop.append(number)) for number in signals}
 
-    stop = running.Stop()
+    def log(scalars):
+        check_finite(scalars)
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, counters["step"])
+
+    def evaluate_and_log():
+        metrics = evaluate(agent, eval_vec, max_steps, device)
+        log(metrics)
+        counters["last_return"] = metrics["eval/episodic_return"]
+        if counters["last_return"] > counters["best_return"]:
+            counters["best_return"] = counters["last_return"]
+            save(run_dir / "best.pt", args, agent=agent.state_dict())
+        if args.capture_video:
+            record_video(args, agent, run_dir / "videos" / f"step-{counters['step']}", device)
+        line = f"episodes {buffer.count}  steps {counters['step']}  updates {counters['updates']}"
+        progress.write(f"{line}  return {counters['last_return']:.3f}  {time.time() - start_time:.0f} s")
+
     try:
-        while True:
-            epsilon = epsilon_at(buffer.count, max_steps, args)
-
-            # LEARN, as many updates as the episodes so far allow
-            while updates < (buffer.count - args.learning_starts) * args.updates_per_episode and not stop:
-                metrics = update(agent, target, optimizer, buffer.sample(args.batch_size, device), args)
-                updates += 1
-                if updates % 100 == 0:
-                    scalars = running.finite(metrics, global_step)
-                    sps = int(global_step / (time.time() - start_time))
-                    scalars |= {"charts/epsilon": epsilon, "charts/updates": updates, "charts/SPS": sps}
-                    for name, value in scalars.items():
-                        writer.add_scalar(name, value, global_step)
-                    loss = scalars["losses/td_loss"]
-                    progress.set_postfix_str(f"return {last_return:.3f}, loss {loss:.2g}, {sps} steps/s")
-
-            # EVALUATE, at the start, at intervals and at the end
-            finished = buffer.count >= args.total_episodes
-            due = buffer.count // args.eval_interval > evaluated_at // args.eval_interval
-            if (due or finished and evaluated_at < buffer.count) and not stop:
-                evaluated_at = buffer.count
-                eval_metrics = evaluate(agent, eval_vec, max_steps, args.eval_episodes, device)
-                running.finite(eval_metrics, global_step)
-                for name, value in eval_metrics.items():
-                    writer.add_scalar(name, value, global_step)
-                last_return = eval_metrics["eval/episodic_return"]
-                best_return = max(best_return, last_return)
-                if args.capture_video:
-                    running.record_video(run_dir / "videos" / f"step-{global_step}", args, agent, evaluate, device)
-                line = f"episodes {buffer.count}  steps {global_step}  updates {updates}  return {last_return:.3f}"
-                progress.write(f"{line}  {time.time() - start_time:.0f} s")
-
-            # CHECKPOINT, at intervals, at the end, and when told to stop
-            stopping = bool(stop)
-            if stopping or finished or time.time() >= next_checkpoint:
-                writer.flush()
-                seconds = time.time() - start_time
-                counters = (global_step, updates, evaluated_at, best_return, last_return, seconds)
-                running.checkpoint(run_dir, args, counters, agent, target, optimizer, buffer, rollout)
-                next_checkpoint = time.time() + 60 * args.checkpoint_interval
-            if stopping:
-                progress.write(f"stopped at step {global_step}: go on with --resume {run_dir}")
-                sys.exit(128 + stop.signal)
-            if finished:
-                break
-
+        if saved is None:
+            evaluate_and_log()
+        while buffer.count < args.total_episodes:
             # ACT, one step in every environment
-            step, _ = rollout.step(agent.explore(*rollout.view(), epsilon))
-            global_step += args.num_envs
-            numbers = {"action": step[1], "reward": step[2], "observation": step[3], "first observation": rollout.obs}
-            running.finite(numbers, global_step)
-            for episodic_return, episodic_length in buffer.add(*step):
-                writer.add_scalar("charts/episodic_return", episodic_return, global_step)
-                writer.add_scalar("charts/episodic_length", episodic_length, global_step)
+            epsilon, episodes_before = epsilon_at(buffer.count, max_steps, args), buffer.count
+            step = rollout.step(lambda obs, m: agent.explore(obs, m, epsilon))
+            counters["step"] += args.num_envs
+
+            # STORE
+            for episodic_return, episodic_length in buffer.add(step):
+                log({"charts/episodic_return": episodic_return, "charts/episodic_length": episodic_length})
                 progress.update()
 
+            # LEARN, in proportion to the episodes collected since learning_starts
+            due = (buffer.count - args.learning_starts) * args.updates_per_episode
+            while counters["updates"] < due:
+                metrics = update(agent, target, optimizer, buffer.sample(args.batch_size, device), args)
+                counters["updates"] += 1
+                if counters["updates"] % 100 == 0:
+                    metrics = {name: value.item() for name, value in metrics.items()}
+                    sps = int(counters["step"] / (time.time() - start_time))
+                    log(metrics | {"charts/epsilon": epsilon, "charts/updates": counters["updates"], "charts/SPS": sps})
+                    progress.set_postfix(loss=metrics["losses/td_loss"], eval_return=counters["last_return"])
+
+            # EVALUATE
+            finished = buffer.count >= args.total_episodes
+            if buffer.count // args.eval_interval > episodes_before // args.eval_interval or finished:
+                evaluate_and_log()
+
+            # CHECKPOINT
+            stopped = bool(stop)
+            if finished or stopped or time.time() - checkpoint_time > 60 * args.checkpoint_interval:
+                writer.flush()
+                counters["seconds"] = time.time() - start_time
+                state = {name: part.state_dict() for name, part in parts.items()}
+                rng = [generator.get_state() for generator in generators]
+                save(run_dir / "checkpoint.pt", args, counters=counters, rng=rng, **state)
+                checkpoint_time = time.time()
+            if stopped and not finished:
+                progress.write(f"stopped at step {counters['step']}; continue with --resume {run_dir}")
+                sys.exit(128 + stop[0])
+
         # REPORT
-        if args.save_model:
-            running.save_model(run_dir / "model.pt", args, agent)
-        results = {"best_return": best_return, "last_return": last_return, "episodes": buffer.count}
-        results |= {"steps": global_step, "updates": updates, "seconds": seconds}
-        running.save_json(results, run_dir / "results.json")
-        progress.write(f"best average return {best_return:.3f}, last {last_return:.3f}, in {run_dir}")
-    except OSError as error:  # the log meets a full disk before a checkpoint does
-        running.cannot_write(run_dir, error)
+        save(run_dir / "model.pt", args, agent=agent.state_dict())
+        (run_dir / "results.json").write_text(json.dumps(counters | {"episodes": buffer.count}, indent=1))
+        progress.write(f"finished, best return {counters['best_return']:.3f}, in {run_dir}")
+    except FloatingPointError as error:
+        sys.exit(f"error: {error} at step {counters['step']}; stopped, the last checkpoint in {run_dir} is kept")
     finally:
-        running.close(stop, progress, writer, vec, eval_vec)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for resource in (progress, writer, vec, eval_vec):
+            resource.close()
 
 
 if __name__ == "__main__":
-    args, saved = running.command_line(Args, __doc__.splitlines()[0])
-    if args.evaluate is None:
-        train(args, saved)
-    else:
-        running.evaluate_model(args, saved, Agent, evaluate)
+    train(*parse_args())

@@ -1,31 +1,32 @@
-"""SAC with GPT-2: the memory is what a causal Transformer block makes of the transitions of the episode so far.
+"""SAC with GPT-2: the memory is the output of a causal Transformer block over the transitions of the episode so far.
 
-    python sac_gpt2.py --env-id ant-dir  # or cheetah-vel, walker-param, hopper-param, ml10: as in the paper, hours
-    python sac_gpt2.py --env-id point-robot --total-timesteps 150_000 --learning-starts 5000 --memory-dim 64 \
-        --hidden-dim 128 --batch-size 32 --learning-rate 1e-3 --tau 0.005  # a first look: two minutes on one core
+    python sac_gpt2.py --env-id ant-dir      # or cheetah-vel, walker-param, hopper-param, ml10, point-robot
     tensorboard --logdir runs
 
-Time. At t the agent sees s_t, recalls m_t, takes a_t and receives r_t and s_{t+1}. An episode of T steps is
+Time. At time t the agent observes s_t, has the memory m_t, takes the action a_t and receives r_t and s_{t+1}:
 
-    s_0 a_0 r_0  s_1 a_1 r_1  ...  s_T        T + 1 observations, T actions and rewards
-    x_1 ... x_T                               its transitions, x_t = (s_{t-1}, a_{t-1}, r_{t-1}, s_t)
-    m_0 ... m_T                               its memories: m_t of x_1 ... x_t, so m_0 of nothing at all
+    s_0 a_0 r_0  s_1 a_1 r_1  ...  s_T       an episode of T steps has T + 1 observations, T actions and rewards
+    x_1 ... x_T                              its transitions, x_t = (s_{t-1}, a_{t-1}, r_{t-1}, s_t)
+    m_0 ... m_T                              its memories: m_t is computed from x_1 ... x_t, m_0 is the empty memory
 
-Batches are whole episodes, padded to the longest: in an update memory starts empty, without stale states or burn-in.
-Padding has no weight in any loss. One encoder (psi: the memory, Psi in it, and the state embedding) feeds the actor
-(phi) and the twin critics (theta); with --freeze-critic it learns from the TD losses alone, see ACTOR in update().
+Batches are whole episodes, padded to the longest one; padding is masked out of the losses. Every update recomputes the
+memories from the start of the episodes, so there is no stale state and no burn-in.
 
-Shapes. B episodes in a batch, N environments, T steps, O observation, A action in [-1, 1] (scaled to the environment's
-box on the way there only), X = O + A + 1 + O transition, D memory, H hidden, h (2D) what actor and critics see (D in
-sac_markov.py). Equation numbers are the paper's; Greek letters those of Eq. (27), (28): Eq. (3) swaps phi and theta.
+Shapes. B episodes in a batch, N environments, T steps, O observation, A action in [-1, 1], X = 2O + A + 1 transition,
+D memory, H hidden layer, h (2D; D in sac_markov.py) features of actor and critics. Equation numbers are the paper's.
 """
 
 # -------------------------------------------------------------------------------------------------------------- imports
 import copy
+import ctypes
+import json
 import math
+import platform
+import signal
 import sys
 import time
-from dataclasses import dataclass
+from collections import namedtuple
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import gymnasium as gym
@@ -33,234 +34,229 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+import tyro
+from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from envs import running
+import envs
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
+def transition(obs, action, reward, next_obs):  # x_{t+1} = (s_t, a_t, r_t, s_{t+1}) (..., X)
+    return torch.cat([obs, action, reward[..., None], next_obs], dim=-1)
+
+
 class Memory(nn.Module):
-    """GPT-2: m_t is what one causal Transformer block makes of x_t, looking back at x_1 ... x_t; m_0 = 0."""
+    """GPT-2: m_t is the output of one causal Transformer block at x_t, which attends to x_1 ... x_t; m_0 = 0."""
 
     def __init__(self, x_dim: int, dim: int, max_steps: int):
         super().__init__()
         self.dim, self.max_steps = dim, max_steps
         self.embed = nn.Linear(x_dim, dim)
-        self.attention_norm = nn.LayerNorm(dim)
-        self.query_key_value = nn.Linear(dim, 3 * dim)  # Paper: no number of heads. Here: one, as in Ni et al. (2023)
+        self.query_key_value = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 3 * dim))
         self.attention_out = nn.Linear(dim, dim)
-        self.feed_forward = nn.Sequential(
-            nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)
-        )
+        feed_forward = nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)
+        self.feed_forward = nn.Sequential(*feed_forward)
         self.final_norm = nn.LayerNorm(dim)
-        # Sinusoidal positions, as in Ni et al. (2023): wavelengths from 2 pi to 10,000 times that.
+        # Paper: silent about heads and positions. Here: one head, sinusoidal positions, as in Ni et al. (2023).
         angles = torch.arange(max_steps)[:, None] / 10_000 ** (torch.arange(0, dim, 2) / dim)  # (T, D/2)
-        positions = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim]
-        self.register_buffer("positions", positions, persistent=False)  # (T, D)
+        positions = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim]  # (T, D)
+        self.register_buffer("positions", positions, persistent=False)
 
-    def attention_inputs(self, h):
-        return self.query_key_value(self.attention_norm(h)).chunk(3, dim=-1)
-
-    def finish(self, h, attended):  # the residual connections, the feed-forward block, the final norm
+    def finish(self, h, attended):  # the part of the block after attention
         h = h + self.attention_out(attended)
         return self.final_norm(h + self.feed_forward(h))
 
-    def forward(self, x):  # (B, T, X) -> (B, T+1, D): m_0 ... m_T, all at once
+    def forward(self, x):  # (B, T, X) -> (B, T+1, D): m_0 ... m_T in parallel
         h = self.embed(x) + self.positions[: x.shape[1]]  # (B, T, D)
-        q, k, v = (a[:, None] for a in self.attention_inputs(h))  # (B, 1, T, D): one head
+        q, k, v = self.query_key_value(h)[:, None].chunk(3, dim=-1)  # (B, 1, T, D) each: one head
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]
-        return F.pad(self.finish(h, attended), (0, 0, 1, 0))  # m_0 = 0 before them
+        return F.pad(self.finish(h, attended), (0, 0, 1, 0))  # m_0 = 0, m_1 ... m_T
 
-    # One step at a time, for N environments. The state is m_t (N, D), the keys and the values so far (N, T, D), and at
-    # which step of its episode each environment is (N,), on the CPU so that reading it does not wait for the device.
+    # Acting, one step at a time in N environments. The state is m_t (N, D), keys and values (N, T, D), and t (N,).
     def initial_state(self, n):
-        zeros = self.embed.weight.new_zeros
-        cache = zeros(n, self.max_steps, self.dim), zeros(n, self.max_steps, self.dim)
-        return zeros(n, self.dim), *cache, torch.zeros(n, dtype=torch.int64)
+        zeros, T, D = self.embed.weight.new_zeros, self.max_steps, self.dim
+        return zeros(n, D), zeros(n, T, D), zeros(n, T, D), zeros(n, dtype=torch.int64)
 
-    def step(self, x, state):
+    def step(self, x, state):  # the cost grows with t
         _, keys, values, t = state
-        every, now = torch.arange(len(x), device=x.device), t.to(x.device)
-        h = self.embed(x) + self.positions[now]  # (N, D)
-        q, keys[every, now], values[every, now] = self.attention_inputs(h)
-        longest = int(t.max()) + 1  # the cost of a step grows with t
-        past = torch.arange(longest, device=x.device) <= now[:, None]  # (N, longest), each up to its own step
+        env = torch.arange(len(x), device=x.device)
+        h = self.embed(x) + self.positions[t]  # (N, D)
+        q, keys[env, t], values[env, t] = self.query_key_value(h).chunk(3, dim=-1)
+        longest = int(t.max()) + 1
+        past = torch.arange(longest, device=x.device) <= t[:, None]  # (N, longest), the steps of each episode so far
         q, k, v = q[:, None, None], keys[:, None, :longest], values[:, None, :longest]  # (N, 1, 1 or longest, D)
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=past[:, None, None])[:, 0, 0]
         return self.finish(h, attended), keys, values, t + 1
 
-    def read(self, state):
-        return state[0]  # m_t (N, D)
+    def read(self, state):  # -> (N, D)
+        return state[0]
 
-    def reset(self, state, ended):  # ended (N,), on the CPU; what is cached of an old episode is beyond t, and masked
+    def reset(self, state, ended):  # ended (N,): with t = 0 the old keys and values are masked out
         m, keys, values, t = state
-        return m.masked_fill(ended[:, None].to(m.device), 0.0), keys, values, t.masked_fill(ended, 0)
+        return m.masked_fill(ended[:, None], 0.0), keys, values, t.masked_fill(ended, 0)
 
 
 # ----------------------------------------------------------------------------------------------------------------- args
 @dataclass
-class Args(running.Args):  # which adds what any run has: --seed, --cuda, --resume, --evaluate, --capture-video ...
-    # task (such comments are the groups of --help, and those behind the flags its texts)
-    env_id: str = "ant-dir"  # any Gymnasium id with a bounded Box of actions and a flat observation
-    max_episode_steps: int | None = None  # T, for an environment that is registered without one or to be cut shorter
-    num_envs: int = 16  # environments that are stepped together and acted for in one batch (the paper does not say)
-    async_envs: bool = False  # step each environment in a process of its own
-    total_timesteps: int = 1_000_000  # length of the run, in steps over all environments (the paper does not say)
-    # learning
-    learning_starts: int = 20_000  # steps with random actions before the first update (the paper does not say)
-    updates_per_step: float = 0.02  # gradient updates per step (the paper does not say; four per 200-step episode)
+class Args:
+    """Soft Actor-Critic for contextual MDPs. "(paper: 64)" is the paper's value, [ours] a choice it leaves open."""
+
+    env_id: str = "ant-dir"  # any Gymnasium id with a bounded Box action space and flat observations, or module:id
+    seed: int = 1  # seed of networks, exploration and training environments; evaluation uses seeds of its own
+    num_envs: int = 16  # environments stepped in parallel [ours]
+    max_episode_steps: int | None = None  # T, for environments registered without a time limit, or to shorten it
+    total_timesteps: int = 1_000_000  # environment steps of the run, over all environments [ours]
+    learning_starts: int = 20_000  # steps of random actions before the first update [ours]
+    updates_per_step: float = 0.02  # gradient updates per environment step [ours]
     batch_size: int = 64  # episodes in a batch (paper: 64)
     buffer_size: int = 10_000  # episodes in the replay buffer (paper: 10,000)
     learning_rate: float = 1e-4  # of Adam, for all networks (paper: 1e-4)
     gamma: float = 0.99  # discount factor (paper: 0.99)
-    tau: float = 0.001  # how far the target critics move in an update (paper: 0.001)
-    freeze_critic: bool = True  # the actor's loss trains the actor alone, Eq. (28); off: Eq. (27) (paper: on)
-    autotune: bool = True  # tune the entropy coefficient to an entropy of minus the action's size (not in the paper)
-    alpha: float = 0.2  # the entropy coefficient, or with --autotune its first value (the paper does not say)
-    # networks
-    memory_dim: int = 256  # D, the size of the memory and of the state embedding (paper: 256)
-    hidden_dim: int = 512  # H, the width of the two hidden layers of actor and critics (paper: 512)
-    # evaluation
+    tau: float = 0.001  # step size of the target critics (paper: 0.001)
+    freeze_critic: bool = True  # the actor loss updates the actor alone, Eq. (28); off: Eq. (27) (paper: on)
+    autotune: bool = True  # tune the entropy coefficient towards an entropy of -|A| [ours]
+    alpha: float = 0.2  # entropy coefficient, or its initial value under --autotune [ours]
+    memory_dim: int = 256  # D, size of memory and state embedding (paper: 256)
+    hidden_dim: int = 512  # H, width of the two hidden layers of actor and critics (paper: 512)
     eval_interval: int = 20_000  # steps between evaluations
-    eval_episodes: int = 20  # episodes of an evaluation, the same seeds each time
-    # run
-    exp_name: str = Path(__file__).stem  # name of this experiment, part of the run's folder
+    eval_episodes: int = 20  # episodes per evaluation, with the same seeds every time
+    checkpoint_interval: float = 10.0  # minutes between checkpoints
+    resume: str | None = None  # run folder to continue, as if it had never stopped
+    evaluate: str | None = None  # model.pt or best.pt to evaluate instead of training
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
+    torch_deterministic: bool = True  # if on, sets torch.backends.cudnn.deterministic
+    cuda: bool = True  # use a GPU if there is one
+    bf16: bool = False  # run the forward passes of the update in bfloat16
+    capture_video: bool = False  # record one episode at every evaluation
+    track: bool = False  # log to Weights & Biases as well
+    wandb_project_name: str = "mate"  # project in Weights & Biases
+    wandb_entity: str | None = None  # team in Weights & Biases
 
-    def __post_init__(self):
-        may_be_zero = {"seed", "updates_per_step", "gamma"}
-        running.check_numbers(self, may_be_zero, at_most_one={"gamma", "tau"})
+    def check(self):  # exit with one line on values that make no sense, before anything is written
+        for name, value in vars(self).items():
+            zero, one = name in ("seed", "gamma", "updates_per_step"), name in ("gamma", "tau")
+            if type(value) in (int, float) and not (0 <= value <= (1 if one else sys.maxsize) and (value or zero)):
+                sys.exit(f"error: --{name.replace('_', '-')} {value} is out of range")
         if self.learning_starts >= self.total_timesteps:
-            sys.exit("--learning-starts must be less than --total-timesteps, or nothing is learned")
+            sys.exit("error: --learning-starts must be less than --total-timesteps, or nothing is learned")
+
+    def make_envs(self, num_envs, video_folder=None):  # -> environments, T (the maximum length of an episode)
+        try:
+            return envs.make_vec(self.env_id, num_envs, gym.spaces.Box, self.max_episode_steps, video_folder)
+        except (ValueError, gym.error.Error) as error:
+            sys.exit(f"error: {error}")
 
 
 # -------------------------------------------------------------------------------------------------------- replay buffer
-def transition(obs, action, reward, next_obs):
-    """x_t = (s_{t-1}, a_{t-1}, r_{t-1}, s_t), of one step (N, X) or of a batch of episodes (B, T, X)."""
-    return torch.cat([obs, action, reward[..., None], next_obs], dim=-1)
+# One step of N environments: s_t (N, O), a_t (N, A), r_t (N,), s_{t+1} (N, O), both flags (N,), and Gymnasium's infos.
+Step = namedtuple("Step", "obs action reward next_obs terminated truncated infos")
 
 
 class ReplayBuffer:
-    """Whole episodes. Those under way are gathered aside, and moved to the buffer when they end."""
+    """Whole episodes. The first N rows hold the unfinished episodes of the N environments, the others finished ones."""
 
     def __init__(self, capacity, num_envs, max_steps, obs_dim, action_dim):
-        def storage(n):  # NumPy takes memory only as it is written to, so a large empty buffer costs nothing
-            T = max_steps
-            shapes = {"obs": (T + 1, obs_dim), "action": (T, action_dim), "reward": (T,), "terminated": (T,)}
-            return {name: np.zeros((n, *shape), dtype=np.float32) for name, shape in shapes.items()}
+        self.capacity, self.num_envs, self.count = capacity, num_envs, 0  # count: all episodes finished so far
+        shapes = {"obs": (max_steps + 1, obs_dim), "action": (max_steps, action_dim)}
+        shapes |= {"reward": (max_steps,), "terminated": (max_steps,)}
+        # NumPy's zeros occupy memory only once they are written to, so a large empty buffer costs nothing.
+        self.data = {name: np.zeros((num_envs + capacity, *shape), np.float32) for name, shape in shapes.items()}
+        self.length = np.zeros(num_envs + capacity, np.int64)
 
-        self.capacity, self.num_envs = capacity, num_envs
-        self.episodes, self.length = storage(capacity), np.zeros(capacity, dtype=np.int64)
-        self.current, self.t = storage(num_envs), np.zeros(num_envs, dtype=np.int64)
-        self.count = 0  # episodes ever stored; the oldest are overwritten
-        self.on_disk = []  # for running.checkpoint: which of them are in which files, (first, end) each
-
-    def add(self, obs, action, reward, next_obs, terminated, truncated):
-        """One step of every environment. Returns (return, length) of each episode that ended with it."""
-        now = np.arange(self.num_envs), self.t
-        self.current["obs"][now] = obs
-        self.current["obs"][now[0], self.t + 1] = next_obs  # the last observation of an episode is needed too
-        self.current["action"][now] = action
-        self.current["reward"][now] = reward
-        self.current["terminated"][now] = terminated  # not where truncated: such an end bootstraps
-        self.t += 1
+    def add(self, step):
+        """Add one step of every environment. Returns (return, length) of each episode that ended with it."""
+        env, t = np.arange(self.num_envs), self.length[: self.num_envs]
+        for name, array in self.data.items():
+            array[env, t] = getattr(step, name)  # truncation is not stored as termination: it bootstraps
+        self.data["obs"][env, t + 1] = step.next_obs
+        t += 1
         finished = []
-        for i in np.flatnonzero(terminated | truncated):
-            slot, t = self.count % self.capacity, self.t[i]
-            for name, array in self.episodes.items():
-                array[slot, : t + 1] = self.current[name][i, : t + 1]  # all t + 1 observations; of the rest t count
-            finished.append((float(self.episodes["reward"][slot, :t].sum()), int(t)))
-            self.length[slot], self.t[i] = t, 0
+        for i in np.flatnonzero(step.terminated | step.truncated):
+            row, T = self.num_envs + self.count % self.capacity, self.length[i]
+            for array in self.data.values():
+                array[row, : T + 1] = array[i, : T + 1]  # T + 1 observations; the others have T valid entries
+            finished.append((float(self.data["reward"][row, :T].sum()), int(T)))
+            self.length[row], self.length[i] = T, 0
             self.count += 1
         return finished
 
     def sample(self, batch_size, device):
-        """obs (B, T+1, O), action (B, T, A), reward, terminated and mask (B, T), T being the longest length drawn."""
-        rows = torch.randint(min(self.count, self.capacity), (batch_size,)).numpy()
+        """obs (B, T+1, O), action (B, T, A), reward, terminated and mask (B, T), with T the longest episode drawn."""
+        rows = self.num_envs + torch.randint(min(self.count, self.capacity), (batch_size,)).numpy()
         T = self.length[rows].max()
-        batch = {name: array[rows, : T + (name == "obs")] for name, array in self.episodes.items()}
-        # Past an episode's end lies what older episodes left there. The mask keeps it out of every loss, and it cannot
-        # reach back: m_t is made of x_1 ... x_t only.
+        batch = {name: array[rows, : T + (name == "obs")] for name, array in self.data.items()}
+        # The mask removes padding from the losses. Valid steps never see it: m_t depends on x_1 ... x_t only.
         batch["mask"] = (np.arange(T) < self.length[rows, None]).astype(np.float32)
         return {name: torch.from_numpy(array).to(device) for name, array in batch.items()}
+
+    def state_dict(self):
+        rows = self.num_envs + min(self.count, self.capacity)  # those in use
+        arrays = self.data | {"length": self.length}
+        return {"count": self.count} | {name: torch.from_numpy(array[:rows]) for name, array in arrays.items()}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+        for name, array in (self.data | {"length": self.length}).items():
+            array[: len(state[name])] = state[name].numpy()
 
 
 # ---------------------------------------------------------------------------------------------------------------- agent
 def mlp(input_dim, hidden_dim, output_dim):
-    return nn.Sequential(
-        nn.Linear(input_dim, hidden_dim), nn.ReLU(),
-        nn.Linear(hidden_dim, hidden_dim), nn.ReLU(),
-        nn.Linear(hidden_dim, output_dim),
-    )  # fmt: skip
+    hidden = nn.Linear(input_dim, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, hidden_dim), nn.ReLU()
+    return nn.Sequential(*hidden, nn.Linear(hidden_dim, output_dim))
 
 
-class Critics(nn.Module):
-    """Twin Q(s_t, m_t, a_t), each an mlp of (h, a) whose first layer is computed in two parts, (W_h h + b) + W_a a. The
-    first is most of the work and the same for any action: update() uses it both for a_t and for the actor's action."""
-
-    def __init__(self, feature_dim, action_dim, hidden_dim):
-        super().__init__()
-        self.feature_dim = feature_dim
-        self.q1, self.q2 = (mlp(feature_dim + action_dim, hidden_dim, 1) for _ in range(2))
-
-    def part_of(self, h):  # W_h h + b of both critics: (B, T, 2D) -> (B, T, H) twice
-        return [F.linear(h, q[0].weight[:, : self.feature_dim], q[0].bias) for q in (self.q1, self.q2)]
-
-    def forward(self, parts, action):  # W_a a added, and the other layers: (B, T, H) twice, (B, T, A) -> (B, T) twice
-        first = [p + F.linear(action, q[0].weight[:, self.feature_dim :]) for q, p in zip((self.q1, self.q2), parts)]
-        return self.q1[1:](first[0]).squeeze(-1), self.q2[1:](first[1]).squeeze(-1)
+def twin_q(critics, h, action):  # (B, T, 2D), (B, T, A) -> Q1 and Q2 (B, T)
+    inputs = torch.cat([h, action], dim=-1)
+    return [q(inputs).squeeze(-1) for q in critics]
 
 
 class Agent(nn.Module):
-    """The policy pi(a_t | s_t, m_t) and the critics, Eq. (3), on one shared encoder."""
+    """The policy pi(a_t | s_t, m_t) and the critics Q(s_t, m_t, a_t), Eq. (3), on a shared encoder."""
 
     def __init__(self, obs_dim: int, action_space: gym.spaces.Box, max_steps: int, args: Args):
         super().__init__()
         self.action_dim = action_dim = action_space.shape[0]
-        # psi, the encoder: the memory and the state embedding
-        self.memory = Memory(obs_dim + action_dim + 1 + obs_dim, args.memory_dim, max_steps)
+        self.memory = Memory(obs_dim + action_dim + 1 + obs_dim, args.memory_dim, max_steps)  # psi, with embed_state
         self.embed_state = nn.Linear(obs_dim, args.memory_dim)
-        feature_dim = args.memory_dim + self.memory.dim  # 2D, or D where the memory has none (sac_markov.py)
+        feature_dim = args.memory_dim + self.memory.dim
         self.actor = mlp(feature_dim, args.hidden_dim, 2 * action_dim)  # phi
-        self.critics = Critics(feature_dim, action_dim, args.hidden_dim)  # theta
+        self.critics = nn.ModuleList(mlp(feature_dim + action_dim, args.hidden_dim, 1) for _ in range(2))  # theta
         self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)), requires_grad=args.autotune)
-        self.target_entropy = -action_dim
         self.low, self.high = action_space.low, action_space.high
 
-    def features(self, obs, m):  # (..., O), (..., D) -> h (..., 2D), of one step or of all steps of a batch
+    def features(self, obs, m):  # (..., O), (..., D) -> h (..., 2D)
         z = self.embed_state(obs)
-        z = F.rms_norm(z, z.shape[-1:])  # on the sphere of radius sqrt(D) too, in all models (paper, Appendix B.2)
+        z = F.rms_norm(z, z.shape[-1:])  # state embeddings are projected onto the sphere too (Appendix B.2)
         return torch.cat([z, m], dim=-1)
 
-    def sample(self, h):  # (..., 2D) -> action (..., A) and its log-probability (...)
-        """a = tanh(u), u ~ N(mean, std), differentiable in both."""
-        mean, log_std = self.actor(h).chunk(2, dim=-1)
-        log_std = -5 + 3.5 * (log_std.tanh() + 1)  # between -5 and 2, CleanRL's bounds; the paper does not say
+    def sample(self, h):  # (..., 2D) -> action tanh(u), u ~ N(mean, std^2), (..., A) and its log-probability (...)
+        mean, log_std = self.actor(h).to(self.log_alpha.dtype).chunk(2, dim=-1)  # float32 also under --bf16
+        log_std = -5 + 3.5 * (log_std.tanh() + 1)  # in [-5, 2], as in CleanRL [ours]
         noise = torch.randn_like(mean)
         u = mean + log_std.exp() * noise
         log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-        # The density of tanh(u) is that of u over 1 - tanh(u)^2, whose logarithm in this form is never -inf.
-        log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))
-        return u.tanh(), (log_normal - log_slope).sum(dim=-1)
+        log_jacobian = 2 * (math.log(2) - u - F.softplus(-2 * u))  # log(1 - tanh(u)^2), finite for every u
+        return u.tanh(), (log_normal - log_jacobian).sum(dim=-1)
 
-    @torch.no_grad()
-    def act(self, obs, m):  # the deterministic policy (N, A)
+    # Policies: s_t (N, O), m_t (N, D) -> a_t (N, A)
+    def act(self, obs, m):  # deterministic, for evaluation
         return self.actor(self.features(obs, m)).chunk(2, dim=-1)[0].tanh()
 
-    @torch.no_grad()
-    def explore(self, obs, m):
+    def explore(self, obs, m):  # stochastic, for training
         return self.sample(self.features(obs, m))[0]
 
-    def to_env(self, action):  # as the environments take it: from [-1, 1] to the box
+    def random(self, obs, m):  # uniform, before learning starts
+        return torch.rand(len(obs), self.action_dim, device=obs.device) * 2 - 1
+
+    def to_env(self, action):  # from [-1, 1] to the bounds of the action space
         return self.low + 0.5 * (action + 1) * (self.high - self.low)
 
 
 # -------------------------------------------------------------------------------------------------------------- rollout
 class Rollout:
-    """N environments stepped together, and the agent's memory of the episode under way in each.
-
-    The memory is carried along, so updates in mid-episode leave it made by older parameters in part. Only acting sees
-    that: an update makes the memories of its episodes anew.
-    """
+    """N environments stepped in parallel, with the memory of the current episode in each."""
 
     def __init__(self, vec, agent, device):
         self.vec, self.agent, self.device = vec, agent, device
@@ -271,130 +267,181 @@ class Rollout:
     @torch.no_grad()
     def reset(self, seed):
         self.obs, infos = self.vec.reset(seed=seed)  # s_0 (N, O)
-        self.state = self.agent.memory.initial_state(self.vec.num_envs)  # the memory of nothing
+        self.state = self.agent.memory.initial_state(self.vec.num_envs)
         return infos
 
     @torch.no_grad()
-    def view(self):
-        """s_t (N, O) and m_t (N, D): all that an action may depend on."""
-        return self.tensor(self.obs), self.agent.memory.read(self.state)
-
-    @torch.no_grad()
-    def step(self, action):  # a_t (N, A)
-        """One step of every environment: all about it in arrays, and the environments' infos."""
+    def step(self, policy):  # act in every environment, and update its memory
+        obs_tensor = self.tensor(self.obs)  # s_t (N, O)
+        action = policy(obs_tensor, self.agent.memory.read(self.state))  # a_t (N, A), from s_t and m_t
         action_array = action.cpu().numpy()
         obs, reward, terminated, truncated, infos = self.vec.step(self.agent.to_env(action_array))
-        # Where an episode ended, obs is already the next one's s_0, and its own last observation is in the infos.
+        # Where an episode ended, obs is already s_0 of the next one, and the last observation is in the infos.
         ended, next_obs = terminated | truncated, obs
         if ended.any():
             next_obs = obs.copy()
             next_obs[ended] = np.stack(infos["final_obs"][ended])
-        x = transition(self.tensor(self.obs), action, self.tensor(reward), self.tensor(next_obs))  # x_{t+1} (N, X)
-        state = self.agent.memory.step(x, self.state)  # of x_1 ... x_{t+1}
-        self.state = self.agent.memory.reset(state, torch.from_numpy(ended))  # of nothing where the episode ended
-        step = (self.obs, action_array, reward, next_obs, terminated, truncated)
-        self.obs = obs
-        return step, infos
+        check_finite({"action": action_array, "reward": reward, "observation": next_obs, "first observation": obs})
+        x = transition(obs_tensor, action, self.tensor(reward), self.tensor(next_obs))  # x_{t+1} (N, X)
+        state = self.agent.memory.step(x, self.state)
+        self.state = self.agent.memory.reset(state, torch.as_tensor(ended, device=self.device))
+        previous_obs, self.obs = self.obs, obs
+        return Step(previous_obs, action_array, reward, next_obs, terminated, truncated, infos)
+
+    def state_dict(self):
+        return {"envs": envs.get_state(self.vec), "memory": self.state}
+
+    def load_state_dict(self, state):
+        self.obs, memory = envs.set_state(self.vec, state["envs"]), state["memory"]
+        self.state = memory.to(self.device) if torch.is_tensor(memory) else tuple(m.to(self.device) for m in memory)
+
+
+def check_finite(values):
+    for name, value in values.items():
+        if not np.isfinite(value).all():
+            raise FloatingPointError(f"{name} is not finite")
 
 
 # --------------------------------------------------------------------------------------------------------------- update
 def update(agent, target, optimizer, batch, args):
-    """One gradient step of SAC on a batch of episodes. Metrics stay on the device until they are logged."""
-    obs, action, mask = batch["obs"], batch["action"], batch["mask"]
-    weight = mask / mask.sum()  # padding weighs nothing, and a valid step the same in any episode
+    """One gradient step of SAC on a batch of episodes. The metrics stay on the device until they are logged."""
+    obs, action, reward, mask = batch["obs"], batch["action"], batch["reward"], batch["mask"]
 
-    def average(values):
-        return (weight * values).sum()
+    def average(values):  # over the valid steps: padding is masked out
+        return (mask * values).sum() / mask.sum()
 
-    x = transition(obs[:, :-1], action, batch["reward"], obs[:, 1:])  # x_1 ... x_T (B, T, X)
-    m = agent.memory(x)  # m_0 ... m_T (B, T+1, D)
-    h = agent.features(obs, m)  # of (s_t, m_t) (B, T+1, 2D), for actor and critics: the one pass of the encoder
-    actor_h = h.detach() if args.freeze_critic else h  # Eq. (28): the encoder takes no gradient from the actor's loss
-    # The one pass of the actor: at t for its own loss, at t + 1 for the TD target.
-    new_action, log_prob = agent.sample(actor_h)  # (B, T+1, A), (B, T+1)
-    alpha = agent.log_alpha.exp().detach()
+    with torch.autocast(obs.device.type, torch.bfloat16, enabled=args.bf16):
+        # ENCODER, once for all losses
+        x = transition(obs[:, :-1], action, reward, obs[:, 1:])  # x_1 ... x_T (B, T, X)
+        m = agent.memory(x)  # m_0 ... m_T (B, T+1, D)
+        h = agent.features(obs, m)  # (B, T+1, 2D)
+        actor_h = h.detach() if args.freeze_critic else h  # sg(m_t) in Eq. (28)
+        new_action, log_prob = agent.sample(actor_h)  # (B, T+1, A), (B, T+1)
+        alpha = agent.log_alpha.exp().detach()
 
-    # CRITICS AND ENCODER
-    with torch.no_grad():
-        next_q = torch.minimum(*target(target.part_of(h[:, 1:]), new_action[:, 1:]))  # the encoder has no target copy
-        y = batch["reward"] + args.gamma * (1 - batch["terminated"]) * (next_q - alpha * log_prob[:, 1:])  # (B, T)
-    parts = agent.critics.part_of(h[:, :-1])  # for a_t here, for the actor's action below
-    q1, q2 = agent.critics(parts, action)
-    qf1_loss, qf2_loss = average((q1 - y).square()), average((q2 - y).square())
+        # CRITIC LOSS. The encoder has no target copy: the target critics see the online memory.
+        with torch.no_grad():
+            next_q = torch.minimum(*twin_q(target, h[:, 1:], new_action[:, 1:]))
+            y = reward + args.gamma * (1 - batch["terminated"]) * (next_q - alpha * log_prob[:, 1:])  # (B, T)
+        q1, q2 = twin_q(agent.critics, h[:, :-1], action)
+        qf1_loss, qf2_loss = average((q1 - y).square()), average((q2 - y).square())
 
-    # ACTOR. Under Eq. (28) psi and theta are constants here, or the loss would reach memory and critics through q, a
-    # coupling that the paper avoids (Appendix B.3). What is left is phi's gradient, by new_action and log_prob.
-    theta = dict(agent.critics.named_parameters())
-    if args.freeze_critic:
-        theta = {name: parameter.detach() for name, parameter in theta.items()}
-        parts = [part.detach() for part in parts]  # they are made of psi, in h, and of theta
-    q = torch.minimum(*torch.func.functional_call(agent.critics, theta, (parts, new_action[:, :-1])))
-    actor_loss = average(alpha * log_prob[:, :-1] - q)  # Eq. (27) or (28)
+        # ACTOR LOSS, Eq. (27) or (28)
+        new_q = torch.minimum(*twin_q(agent.critics, actor_h[:, :-1], new_action[:, :-1]))
+        actor_loss = average(alpha * log_prob[:, :-1] - new_q)
 
-    # ENTROPY: alpha rises while the policy is less random than it should be. The loss is linear in log alpha, not in
-    # alpha, or a small alpha would hardly move any more.
-    entropy = -average(log_prob[:, :-1].detach())
-    alpha_loss = agent.log_alpha * (entropy - agent.target_entropy)
+        # ENTROPY COEFFICIENT. Linear in log alpha, not in alpha, so that a small alpha can still grow.
+        entropy = -average(log_prob[:, :-1].detach())
+        alpha_loss = agent.log_alpha * (entropy + agent.action_dim)  # target entropy -|A|
 
     optimizer.zero_grad()
-    # One backward for all. Under Eq. (28) each parameter gets its gradient from one kind of loss only: psi and theta
-    # from the TD losses, phi from actor_loss, alpha from alpha_loss. Under Eq. (27) psi and theta get the sum.
-    (qf1_loss + qf2_loss + actor_loss + alpha_loss).backward()
+    if args.freeze_critic:  # Eq. (28): the actor loss gives gradients to the actor, none to critics and encoder
+        actor_loss.backward(inputs=list(agent.actor.parameters()))
+        (qf1_loss + qf2_loss + alpha_loss).backward()
+    else:  # Eq. (27): to all of them
+        (qf1_loss + qf2_loss + alpha_loss + actor_loss).backward()
     optimizer.step()
-    with torch.no_grad():  # target += tau (online - target), all parameters in one call
-        torch._foreach_lerp_(list(target.parameters()), list(agent.critics.parameters()), args.tau)
+    with torch.no_grad():
+        for slow, fast in zip(target.parameters(), agent.critics.parameters()):
+            slow.lerp_(fast, args.tau)  # target <- (1 - tau) target + tau online
     metrics = {"qf1_loss": qf1_loss, "qf2_loss": qf2_loss, "actor_loss": actor_loss, "alpha_loss": alpha_loss}
     metrics |= {"alpha": alpha, "entropy": entropy, "qf1_values": average(q1)}
     return {f"losses/{name}": value.detach() for name, value in metrics.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------- evaluate
-EVAL_SEED = 1_000_000  # the same contexts for every run, whatever its seed, and not those it trains on
+def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all runs, and no seed of training
+    """Average performance of the deterministic policy, one episode per environment, with fixed seeds and contexts."""
+    rollout, n = Rollout(vec, agent, device), vec.num_envs
+    tasks = rollout.reset(seed=seed).get("task", np.full(n, None))
+    rewards, lengths, success = np.zeros((n, max_steps)), np.zeros(n, dtype=int), np.zeros(n)
+    running = np.ones(n, dtype=bool)  # only the first episode of each environment counts
+    while running.any():
+        step = rollout.step(agent.act)
+        rewards[running, lengths[running]] = step.reward[running]
+        for info in (step.infos, step.infos.get("final_info", {})):  # final_info describes the last step
+            success = np.maximum(success, running * info.get("success", 0.0))  # Meta-World: success at any step
+        lengths += running
+        running &= ~(step.terminated | step.truncated)
 
-
-def evaluate(agent, vec, max_steps, episodes, device):
-    """What the deterministic policy gets, averaged over episodes on fixed seeds, that is on fixed contexts."""
-    rollout, n, rounds = Rollout(vec, agent, device), vec.num_envs, []
-    for first in range(EVAL_SEED, EVAL_SEED + episodes, n):
-        infos = rollout.reset(seed=list(range(first, first + n)))
-        tasks = infos.get("task", np.full(n, None))
-        rewards, lengths, success = np.zeros((n, max_steps)), np.zeros(n, dtype=int), np.zeros(n)
-        counting = np.ones(n, dtype=bool)  # still in its first episode, the only one that counts
-        while counting.any():
-            (_, _, reward, _, terminated, truncated), infos = rollout.step(agent.act(*rollout.view()))
-            rewards[counting, lengths[counting]] = reward[counting]
-            for info in (infos, infos.get("final_info", {})):  # an episode's last step is told of in final_info
-                success = np.maximum(success, counting * info.get("success", 0.0))  # Meta-World: at any step
-            lengths += counting
-            counting &= ~(terminated | truncated)
-        rounds.append((rewards, lengths, success, tasks))
-    rewards, lengths, success, tasks = (np.concatenate(arrays)[:episodes] for arrays in zip(*rounds))
-
-    # Adaptation within the episode is what memory is for: what is the last quarter of its steps worth, and the first?
+    # Adaptation within the episode is what memory is for: compare the first and the last quarter of its steps.
     t, length = np.arange(max_steps), lengths[:, None]
     quarter = np.ceil(length / 4)
     metrics = {
         "eval/episodic_return": rewards.sum(axis=1).mean(),
-        "eval/return_standard_error": rewards.sum(axis=1).std() / math.sqrt(max(episodes - 1, 1)),
+        "eval/return_standard_error": rewards.sum(axis=1).std() / math.sqrt(max(n - 1, 1)),
         "eval/episodic_length": lengths.mean(),
         "eval/return_first_quarter": (rewards * (t < quarter)).sum(axis=1).mean(),
-        "eval/return_last_quarter": (rewards * (t >= length - quarter)).sum(axis=1).mean(),  # zero after the end
+        "eval/return_last_quarter": (rewards * (t >= length - quarter)).sum(axis=1).mean(),
     }
-    if "success" in infos:
+    if "success" in step.infos:
         metrics["eval/success_rate"] = success.mean()
         metrics |= {f"eval/success_rate/{task}": success[tasks == task].mean() for task in set(tasks) - {None}}
     return {name: float(value) for name, value in metrics.items()}
 
 
+def record_video(args, agent, folder, device):
+    vec, max_steps = args.make_envs(1, video_folder=folder)
+    evaluate(agent, vec, max_steps, device)
+    vec.close()
+
+
+# ----------------------------------------------------------------------------------------------------------- checkpoint
+def save(path, args, **content):
+    """Write a model or a checkpoint beside and rename it, so that the file at this path is complete at any moment."""
+    check_finite({name: value.cpu().numpy() for name, value in content["agent"].items()})  # keep the last good file
+    torch.save({"script": Path(__file__).stem, "args": asdict(args), **content}, f"{path}.tmp")
+    Path(f"{path}.tmp").replace(path)
+
+
+def parse_args():
+    """The arguments, and for --resume or --evaluate the saved file, whose arguments then are the defaults."""
+    args, saved = tyro.cli(Args), None
+    if path := Path(args.resume, "checkpoint.pt") if args.resume else args.evaluate:
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True)  # tensors and plain data, never code
+            if saved["script"] != Path(__file__).stem:
+                raise ValueError(f"saved by {saved['script']}.py, not by {Path(__file__).name}")
+            defaults = Args(**saved["args"] | {"resume": args.resume, "evaluate": args.evaluate})
+        except Exception as error:  # missing, damaged, foreign or malicious
+            sys.exit(f"error: cannot load {path}: {type(error).__name__}: {error}".splitlines()[0])
+        args = tyro.cli(Args, default=defaults)
+        may_change = ("total", "eval", "checkpoint", "capture", "track", "wandb", "cuda")
+        for name, value in asdict(defaults).items():
+            if args.resume and getattr(args, name) != value and not name.startswith(may_change):
+                sys.exit(f"error: --{name.replace('_', '-')} is {value} in {args.resume} and cannot be changed")
+    args.check()
+    return args, saved
+
+
+def open_run(args, step):
+    """The run folder and its TensorBoard writer, which drops what was logged after the checkpoint at this step."""
+    run_dir = Path(args.resume or f"runs/{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
+    if args.track:
+        import wandb
+
+        options = {"project": args.wandb_project_name, "entity": args.wandb_entity, "config": asdict(args)}
+        wandb.init(**options, name=run_dir.name, id=run_dir.name, sync_tensorboard=True, resume="allow")
+    run_dir.mkdir(parents=True, exist_ok=args.resume is not None)
+    (run_dir / "results.json").unlink(missing_ok=True)  # it marks a finished run
+    (run_dir / "args.json").write_text(json.dumps(asdict(args), indent=1))
+    writer = SummaryWriter(run_dir, purge_step=step + 1 if args.resume else None)
+    table = "".join(f"|{name}|{value}|\n" for name, value in asdict(args).items())
+    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", step)
+    return run_dir, writer
+
+
 # ---------------------------------------------------------------------------------------------------------------- train
 def train(args, saved=None):
     # ENVIRONMENTS AND NETWORKS
-    vec, max_steps = running.make_envs(args, args.num_envs, gym.spaces.Box)
-    if args.batch_size * max_steps > args.learning_starts:
-        sys.exit(f"--learning-starts must be at least --batch-size episodes, {args.batch_size * max_steps} steps")
-    eval_rounds = math.ceil(args.eval_episodes / args.num_envs)
-    eval_vec, _ = running.make_envs(args, math.ceil(args.eval_episodes / eval_rounds), gym.spaces.Box)
-    device = running.begin(args)
+    torch.manual_seed(args.seed)  # torch draws all random numbers of the agent
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    if platform.libc_ver()[0] == "glibc":  # keep freed memory for the next update: saves a third of its time at T = 600
+        ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX
+        ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD
+    vec, max_steps = args.make_envs(args.num_envs)
+    eval_vec, _ = args.make_envs(args.eval_episodes)
     obs_dim = vec.single_observation_space.shape[0]
     agent = Agent(obs_dim, vec.single_action_space, max_steps, args).to(device)
     target = copy.deepcopy(agent.critics).requires_grad_(False)
@@ -402,98 +449,102 @@ def train(args, saved=None):
     buffer = ReplayBuffer(args.buffer_size, args.num_envs, max_steps, obs_dim, agent.action_dim)
     rollout = Rollout(vec, agent, device)
 
+    # EVALUATE A SAVED MODEL
+    if args.evaluate:
+        agent.load_state_dict(saved["agent"])
+        print(json.dumps(evaluate(agent, eval_vec, max_steps, device), indent=1))
+        if args.capture_video:
+            record_video(args, agent, Path(args.evaluate).parent / "videos", device)
+        return
+
     # START OR RESUME
-    global_step, updates, evaluated_at, next_checkpoint = 0, 0, -1, 0.0  # evaluate and save before anything else
-    best_return, last_return, start_time = -math.inf, -math.inf, time.time()
-    if saved is None:
-        run_dir, writer = running.open_run(args)
-        rollout.reset(seed=args.seed)
-        running.finite({"first observation": rollout.obs}, step=0)
-    else:
-        global_step, updates, evaluated_at, best_return, last_return, seconds = saved["counters"]
-        running.restore(saved, Path(args.resume), agent, target, optimizer, buffer, rollout)
-        if global_step >= args.total_timesteps and Path(args.resume, "results.json").exists():
-            sys.exit(f"{args.resume} is finished; a --total-timesteps of more than {global_step} would go on with it")
-        run_dir, writer = running.open_run(args, step=global_step)
-        start_time -= seconds
-    progress = tqdm(initial=global_step, total=args.total_timesteps, unit="step", dynamic_ncols=True, disable=None)
+    counters = {"step": 0, "updates": 0, "best_return": -math.inf, "last_return": -math.inf, "seconds": 0.0}
+    parts = {"agent": agent, "target": target, "optimizer": optimizer, "buffer": buffer, "rollout": rollout}
+    generators = [torch.default_generator, *torch.cuda.default_generators]
+    rollout.reset(seed=args.seed)
+    if saved is not None:
+        counters = saved["counters"]
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+        for generator, state in zip(generators, saved["rng"]):
+            generator.set_state(state)
+    run_dir, writer = open_run(args, counters["step"])
+    progress = tqdm(initial=counters["step"], total=args.total_timesteps, unit="step", disable=None)
+    start_time, checkpoint_time = time.time() - counters["seconds"], 0.0
+    stop, signals = [], (signal.SIGTERM, signal.SIGINT)  # on a signal the loop ends and the run is saved
+    handlers = {number: signal.signal(number, lambda number, frame: stop.append(number)) for number in signals}
 
-    stop = running.Stop()
+    def log(scalars):
+        check_finite(scalars)
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, counters["step"])
+
+    def evaluate_and_log():
+        metrics = evaluate(agent, eval_vec, max_steps, device)
+        log(metrics)
+        counters["last_return"] = metrics["eval/episodic_return"]
+        if counters["last_return"] > counters["best_return"]:
+            counters["best_return"] = counters["last_return"]
+            save(run_dir / "best.pt", args, agent=agent.state_dict())
+        if args.capture_video:
+            record_video(args, agent, run_dir / "videos" / f"step-{counters['step']}", device)
+        line = f"steps {counters['step']}  episodes {buffer.count}  updates {counters['updates']}"
+        progress.write(f"{line}  return {counters['last_return']:.3f}  {time.time() - start_time:.0f} s")
+
     try:
-        while True:
-            # LEARN, as many updates as the steps so far allow: episodes that end early do not slow it down
-            while buffer.count and updates < (global_step - args.learning_starts) * args.updates_per_step and not stop:
-                metrics = update(agent, target, optimizer, buffer.sample(args.batch_size, device), args)
-                updates += 1
-                if updates % 100 == 0:
-                    scalars = running.finite(metrics, global_step)
-                    sps = int(global_step / (time.time() - start_time))
-                    scalars |= {"charts/updates": updates, "charts/SPS": sps}
-                    for name, value in scalars.items():
-                        writer.add_scalar(name, value, global_step)
-                    loss = scalars["losses/qf1_loss"]
-                    progress.set_postfix_str(f"return {last_return:.3f}, loss {loss:.2g}, {sps} steps/s")
-
-            # EVALUATE, at the start, at intervals and at the end
-            finished = global_step >= args.total_timesteps
-            due = global_step // args.eval_interval > evaluated_at // args.eval_interval
-            if (due or finished and evaluated_at < global_step) and not stop:
-                evaluated_at = global_step
-                eval_metrics = evaluate(agent, eval_vec, max_steps, args.eval_episodes, device)
-                running.finite(eval_metrics, global_step)
-                for name, value in eval_metrics.items():
-                    writer.add_scalar(name, value, global_step)
-                last_return = eval_metrics["eval/episodic_return"]
-                best_return = max(best_return, last_return)
-                if args.capture_video:
-                    running.record_video(run_dir / "videos" / f"step-{global_step}", args, agent, evaluate, device)
-                line = f"steps {global_step}  episodes {buffer.count}  updates {updates}  return {last_return:.3f}"
-                progress.write(f"{line}  {time.time() - start_time:.0f} s")
-
-            # CHECKPOINT, at intervals, at the end, and when told to stop
-            stopping = bool(stop)
-            if stopping or finished or time.time() >= next_checkpoint:
-                writer.flush()
-                seconds = time.time() - start_time
-                counters = (global_step, updates, evaluated_at, best_return, last_return, seconds)
-                running.checkpoint(run_dir, args, counters, agent, target, optimizer, buffer, rollout)
-                next_checkpoint = time.time() + 60 * args.checkpoint_interval
-            if stopping:
-                progress.write(f"stopped at step {global_step}: go on with --resume {run_dir}")
-                sys.exit(128 + stop.signal)
-            if finished:
-                break
-
+        if saved is None:
+            evaluate_and_log()
+        while counters["step"] < args.total_timesteps:
             # ACT, one step in every environment
-            if global_step < args.learning_starts:
-                action = torch.rand(args.num_envs, agent.action_dim, device=device) * 2 - 1
-            else:
-                action = agent.explore(*rollout.view())
-            step, _ = rollout.step(action)
-            global_step += args.num_envs
+            step = rollout.step(agent.random if counters["step"] < args.learning_starts else agent.explore)
+            counters["step"] += args.num_envs
             progress.update(args.num_envs)
-            numbers = {"action": step[1], "reward": step[2], "observation": step[3], "first observation": rollout.obs}
-            running.finite(numbers, global_step)
-            for episodic_return, episodic_length in buffer.add(*step):
-                writer.add_scalar("charts/episodic_return", episodic_return, global_step)
-                writer.add_scalar("charts/episodic_length", episodic_length, global_step)
+
+            # STORE
+            for episodic_return, episodic_length in buffer.add(step):
+                log({"charts/episodic_return": episodic_return, "charts/episodic_length": episodic_length})
+
+            # LEARN, in proportion to the steps taken since learning_starts
+            due = (counters["step"] - args.learning_starts) * args.updates_per_step
+            while buffer.count and counters["updates"] < due:
+                metrics = update(agent, target, optimizer, buffer.sample(args.batch_size, device), args)
+                counters["updates"] += 1
+                if counters["updates"] % 100 == 0:
+                    metrics = {name: value.item() for name, value in metrics.items()}
+                    sps = int(counters["step"] / (time.time() - start_time))
+                    log(metrics | {"charts/updates": counters["updates"], "charts/SPS": sps})
+                    progress.set_postfix(loss=metrics["losses/qf1_loss"], eval_return=counters["last_return"])
+
+            # EVALUATE
+            finished = counters["step"] >= args.total_timesteps
+            if counters["step"] % args.eval_interval < args.num_envs or finished:
+                evaluate_and_log()
+
+            # CHECKPOINT
+            stopped = bool(stop)
+            if finished or stopped or time.time() - checkpoint_time > 60 * args.checkpoint_interval:
+                writer.flush()
+                counters["seconds"] = time.time() - start_time
+                state = {name: part.state_dict() for name, part in parts.items()}
+                rng = [generator.get_state() for generator in generators]
+                save(run_dir / "checkpoint.pt", args, counters=counters, rng=rng, **state)
+                checkpoint_time = time.time()
+            if stopped and not finished:
+                progress.write(f"stopped at step {counters['step']}; continue with --resume {run_dir}")
+                sys.exit(128 + stop[0])
 
         # REPORT
-        if args.save_model:
-            running.save_model(run_dir / "model.pt", args, agent)
-        results = {"best_return": best_return, "last_return": last_return, "episodes": buffer.count}
-        results |= {"steps": global_step, "updates": updates, "seconds": seconds}
-        running.save_json(results, run_dir / "results.json")
-        progress.write(f"best average return {best_return:.3f}, last {last_return:.3f}, in {run_dir}")
-    except OSError as error:  # the log meets a full disk before a checkpoint does
-        running.cannot_write(run_dir, error)
+        save(run_dir / "model.pt", args, agent=agent.state_dict())
+        (run_dir / "results.json").write_text(json.dumps(counters | {"episodes": buffer.count}, indent=1))
+        progress.write(f"finished, best return {counters['best_return']:.3f}, in {run_dir}")
+    except FloatingPointError as error:
+        sys.exit(f"error: {error} at step {counters['step']}; stopped, the last checkpoint in {run_dir} is kept")
     finally:
-        running.close(stop, progress, writer, vec, eval_vec)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for resource in (progress, writer, vec, eval_vec):
+            resource.close()
 
 
 if __name__ == "__main__":
-    args, saved = running.command_line(Args, __doc__.splitlines()[0])
-    if args.evaluate is None:
-        train(args, saved)
-    else:
-        running.evaluate_model(args, saved, Agent, evaluate)
+    train(*parse_args())

@@ -10,16 +10,19 @@ In each of them a context is drawn at every reset and hidden from the observatio
     walker-param, hopper-param    multipliers of mass, damping, friction    locomotion.py
     ml10, ml10-appendix           one of ten tasks, one of its 50 goals     manipulation.py
 
-`context.py` is what they share. `running.py` and `state.py` are not about environments: they are what the scripts need
-around a run, its folder, its checkpoints, so that a script together with this folder is all that there is to copy.
+`context.py` holds what they share, `state.py` saves and restores unfinished episodes.
 """
 
 import importlib
+import os
+import sys
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from envs.state import Restorable
+from envs.state import Restorable, get_state, set_state
+
+__all__ = ["IDS", "get_state", "make_vec", "set_state"]
 
 # Entry points are strings, so that MuJoCo and Meta-World are imported only when one of their environments is made.
 for name, active in {"tmaze-passive": False, "tmaze-active": True}.items():
@@ -48,18 +51,19 @@ IDS = [name for name, spec in gym.registry.items() if str(spec.entry_point).star
 def make_vec(
     env_id: str,
     num_envs: int,
-    asynchronous: bool = False,
+    actions: type[gym.Space] | None = None,
+    max_episode_steps: int | None = None,
     video_folder: str | None = None,
-    actions: type | None = None,
     **kwargs,
 ) -> tuple[VectorEnv, int]:
-    """`num_envs` copies of any Gymnasium environment, `Id` or `module:Id`, and T, the longest that an episode can be.
+    """`num_envs` copies of any Gymnasium environment, `id` or `module:id`, and T, the maximum length of an episode.
 
-    An episode's end and the next one's start fall on the same `step`: it returns the new episode's first observation,
-    and the old one's last observation in `infos["final_obs"]`. No step is spent on a reset, unlike Gymnasium's default.
-    With `video_folder` the first episode is recorded there. With `actions`, Discrete or Box, an environment that has
-    no such actions or no flat observations is refused. T-Maze and point-robot are never asynchronous: as the NumPy
-    vectors that they are, they are many times faster.
+    An episode's last step also starts the next episode: it returns the first observation of the new episode, and the
+    last one of the old episode in `infos["final_obs"]`. No step is spent on a reset, unlike in Gymnasium's default.
+
+    `actions` is the kind of action space that the caller can handle, Discrete or Box: a Box must be flat and bounded,
+    and observations must be flat. With `video_folder` the first episode is recorded there. Further arguments go to the
+    environment. Bad arguments raise a ValueError of one line.
     """
     try:
         if ":" in env_id:
@@ -68,41 +72,56 @@ def make_vec(
         spec = gym.spec(env_id)
     except (gym.error.Error, ImportError, ValueError):
         raise ValueError(f"unknown environment {env_id!r}: try {', '.join(IDS)} or any id of Gymnasium's") from None
-    if env_id.startswith("tmaze") and "max_episode_steps" in kwargs:
-        raise ValueError("an episode of T-Maze is as long as its corridor asks for: set --corridor-length instead")
+    if max_episode_steps is not None:
+        if env_id.startswith("tmaze"):
+            raise ValueError("the length of a T-Maze episode follows from corridor_length, not max_episode_steps")
+        kwargs["max_episode_steps"] = max_episode_steps
+    if video_folder is not None:
+        check_rendering(env_id)
     if env_id in IDS and spec.vector_entry_point is not None and video_folder is None:
         vec = gym.make_vec(env_id, num_envs, **kwargs)  # our own vectors reset on the same step
     else:
         wrappers = [Restorable]
         if video_folder is not None:
             kwargs["render_mode"] = "rgb_array"
-            wrappers = [lambda env: gym.wrappers.RecordVideo(env, video_folder, episode_trigger=lambda n: n == 0)]
+            wrappers = [lambda env: gym.wrappers.RecordVideo(env, str(video_folder), episode_trigger=lambda n: n == 0)]
+        same_step = {"autoreset_mode": AutoresetMode.SAME_STEP}
         vec = gym.make_vec(
-            env_id,
-            num_envs,
-            vectorization_mode="async" if asynchronous and video_folder is None else "sync",
-            vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
-            wrappers=wrappers,
-            **kwargs,
+            env_id, num_envs, vectorization_mode="sync", vector_kwargs=same_step, wrappers=wrappers, **kwargs
         )
-    limit = kwargs.get("max_episode_steps") or spec.max_episode_steps or getattr(vec, "horizon", None)
-    if limit is None and env_id in IDS:  # T-Maze one at a time
-        limit = vec.get_attr("horizon")[0]
-    if limit is None:
-        vec.close()
-        raise ValueError(f"{env_id} does not say how long an episode may be: give it --max-episode-steps")
     if actions is not None:
         check_spaces(env_id, vec.single_observation_space, vec.single_action_space, actions)
+    limit = max_episode_steps or spec.max_episode_steps or getattr(vec, "horizon", None)
+    if limit is None and env_id in IDS:  # T-Maze, one at a time
+        limit = vec.get_attr("horizon")[0]
+    if limit is None:
+        raise ValueError(f"{env_id} is registered without a time limit: set max_episode_steps")
     return vec, limit
 
 
-def check_spaces(env_id, observation_space, action_space, wanted):
-    flat = isinstance(action_space, gym.spaces.Box) and len(action_space.shape) == 1 and action_space.is_bounded()
-    if wanted is gym.spaces.Discrete and not isinstance(action_space, gym.spaces.Discrete):
-        raise ValueError(f"{env_id} has actions {action_space}: Double DQN needs Discrete ones, SAC is for a Box")
-    if wanted is gym.spaces.Box and not flat:
-        raise ValueError(
-            f"{env_id} has actions {action_space}: SAC needs a flat, bounded Box, Double DQN is for Discrete"
-        )
+def check_spaces(env_id, observation_space, action_space, actions):
     if not isinstance(observation_space, gym.spaces.Box) or len(observation_space.shape) != 1:
-        raise ValueError(f"{env_id} has observations {observation_space}: the scripts need a flat Box of numbers")
+        raise ValueError(f"{env_id} has observations {observation_space}, a flat Box is needed")
+    flat = isinstance(action_space, gym.spaces.Discrete) or len(action_space.shape or ()) == 1
+    bounded = not isinstance(action_space, gym.spaces.Box) or action_space.is_bounded()
+    if not (isinstance(action_space, actions) and flat and bounded):
+        kind = "a flat, bounded Box" if actions is gym.spaces.Box else actions.__name__
+        raise ValueError(f"{env_id} has actions {action_space}, {kind} is needed")
+
+
+def check_rendering(env_id):
+    """Renders one picture, so that a missing graphics library is reported before a run begins."""
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen; MuJoCo reads it when it is imported
+    if "rgb_array" not in gym.make(env_id).metadata.get("render_modes", []):
+        raise ValueError(f"{env_id} cannot be rendered")
+    try:
+        env = gym.make(env_id, render_mode="rgb_array")
+        env.reset()
+        env.render()
+        env.close()
+    except Exception as error:  # the graphics libraries raise errors of many kinds
+        raise ValueError(
+            f"cannot render {env_id} ({type(error).__name__}). Without a screen MuJoCo needs EGL "
+            "(Debian and Ubuntu: apt install libegl1 libegl-mesa0 libgl1-mesa-dri) and MUJOCO_GL=egl"
+        ) from error

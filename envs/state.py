@@ -1,51 +1,51 @@
-"""The episodes under way in a vector of environments, saved and restored, so that a resumed run goes on where it was.
+"""Saving and restoring the unfinished episodes of a vector of environments, so that a resumed run continues exactly.
 
-A simulator's state need not be known for that. An episode follows from the state of the environment's generator before
-its reset and from the actions since: restoring replays them, at most T steps. This is exact for every environment that
-draws only from its own generator, as ours and Gymnasium's do.
+The state of a simulator is not needed for that. An episode is determined by the state of the environment's random
+generator before its reset and by the actions since: restoring it replays them, at most T steps. This is exact for every
+environment that draws random numbers from its own generator only, as ours and Gymnasium's do.
 """
 
-import multiprocessing
-import os
-
 import gymnasium as gym
+import numpy as np
 
 from envs.context import ContextVector
 
 
 class Restorable(gym.Wrapper):
-    """Remembers how its episode began, and replays one when it is reset with `replay` set."""
+    """Records how the current episode began and its actions. A reset with `replay` set repeats such an episode."""
 
-    def __init__(self, env):
+    def __init__(self, env: gym.Env):
         super().__init__(env)
-        self.beginning = None  # a seed, or the generator's state
-        self.replay = None  # such a beginning, and the actions since
-        if multiprocessing.parent_process() is not None:  # a worker: leave the group that Ctrl-C and schedulers signal,
-            os.setpgrp()  # so that the main process is the one to stop, and still has its workers while it saves
+        self.episode = None  # (seed or state of the generator, actions), in plain Python
+        self.replay = None
 
     def reset(self, *, seed=None, options=None):
-        if self.replay is None:
-            self.beginning, actions = (self.np_random.bit_generator.state if seed is None else seed), []
-        else:
-            (self.beginning, actions), self.replay = self.replay, None
-            if isinstance(self.beginning, dict):
-                self.np_random.bit_generator.state = self.beginning
+        start, actions = (self.np_random.bit_generator.state if seed is None else seed), []
+        if self.replay is not None:
+            (start, actions), self.replay = self.replay, None
+            if isinstance(start, dict):
+                self.np_random.bit_generator.state = start
             else:
-                seed = self.beginning
+                seed = start
+        self.episode = start, []
         observation, info = self.env.reset(seed=seed, options=options)
         for action in actions:
-            observation, *_, info = self.env.step(action)
+            observation, *_, info = self.step(np.array(action, dtype=self.action_space.dtype))
         return observation, info
 
+    def step(self, action):
+        self.episode[1].append(np.asarray(action).tolist())
+        return self.env.step(action)
 
-def get_state(vec):
-    """In plain Python, so that it can be saved with anything."""
-    return vec.get_state() if isinstance(vec, ContextVector) else list(vec.get_attr("beginning"))
+
+def get_state(vec: gym.vector.VectorEnv) -> dict | list:
+    """The unfinished episodes of an environment made by `make_vec`, in plain Python."""
+    return vec.get_state() if isinstance(vec, ContextVector) else list(vec.get_attr("episode"))
 
 
-def set_state(vec, state, actions):
-    """The observations that come next. `actions` are those taken in each environment since its episode began."""
+def set_state(vec: gym.vector.VectorEnv, state: dict | list) -> np.ndarray:
+    """Restores such episodes and returns their current observations."""
     if isinstance(vec, ContextVector):
         return vec.set_state(state)
-    vec.set_attr("replay", list(zip(state, actions)))
+    vec.set_attr("replay", state)
     return vec.reset()[0]

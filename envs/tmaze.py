@@ -18,13 +18,14 @@ DX, DY = np.array([1, 0, -1, 0]), np.array([0, 1, 0, -1])
 
 
 def observe(cell, y, cue, corridor_length):
-    """(x, y, cue), with x counted from the junction in units of sqrt(L).
+    """(x, y, cue) in cells: the junction is the origin, and the cue points to the goal by the length of the corridor.
 
-    Paper: "2-dimensional coordinates", and no scale. Here: neither cell / L, which makes the junction and the cell
-    before it too alike to tell apart in a long corridor, nor raw cells, in whose sum over an episode the cue drowns.
+    Paper: "2-dimensional coordinates", no scale. Here: cells, because the scale decides how fast anything is learned.
+    The agent must tell the junction from the cell before it, which x / L makes too similar in a long corridor, and find
+    a cue of one step in the sum over L steps, where a cue of length 1 is lost among positions of length L.
     """
-    x = (cell - corridor_length) / np.sqrt(corridor_length)
-    return np.stack([x, y, cue], axis=-1).astype(np.float32)
+    x = cell - corridor_length
+    return np.stack([x, y, cue * corridor_length], axis=-1).astype(np.float32)
 
 
 def draw_side(generator):
@@ -42,7 +43,7 @@ class TMaze(gym.Env):
     def __init__(self, corridor_length: int = 200, active: bool = False, render_mode: str | None = None):
         if not isinstance(corridor_length, (int, np.integer)) or corridor_length < 2:
             raise ValueError(f"the corridor length must be a whole number, 2 or more, got {corridor_length}")
-        low, high = [-np.sqrt(corridor_length), -1, -1], [0, 1, 1]
+        low, high = [-corridor_length, -1, -corridor_length], [0, 1, corridor_length]
         self.observation_space = gym.spaces.Box(np.float32(low), np.float32(high))
         self.action_space = gym.spaces.Discrete(4)
         self.corridor_length, self.active, self.render_mode = corridor_length, active, render_mode
