@@ -93,12 +93,14 @@ class Args:
     batch_size: int = 64  # episodes in a batch (paper: 64)
     buffer_size: int = 10_000  # episodes in the replay buffer (paper: 10,000)
     learning_rate: float = 3e-5  # of Adam (paper: 3e-5)
+    anneal_lr: bool = False  # decrease the learning rate linearly to 0 over the run [ours]
     gamma: float = 0.99  # discount factor (paper: 0.99)
     tau: float = 0.001  # step size of the target network (paper: 0.001)
     max_grad_norm: float = 0.03  # gradients are clipped to this norm (paper: 0.03)
     start_epsilon: float = 1.0  # probability of a random action at the start (paper: 1)
     end_epsilon: float | None = None  # and after the exploration phase; default 1/T (paper: 1/T)
     exploration_fraction: float = 0.1  # part of the episodes over which epsilon falls linearly (paper: 0.1)
+    act_with_target: bool = False  # act with the target network: averaged weights, so less noise, but a lag [ours]
     memory_dim: int = 128  # D, size of memory and state embedding (paper: 128)
     hidden_dim: int = 256  # H, width of the two hidden layers of the Q-network (paper: 256)
     eval_interval: int = 1_000  # episodes between evaluations
@@ -401,7 +403,8 @@ def train(args, saved=None):
     target = copy.deepcopy(agent).requires_grad_(False)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     buffer = ReplayBuffer(args.buffer_size, args.num_envs, max_steps, obs_dim, agent.action_dim)
-    rollout = Rollout(vec, agent, device)
+    actor = target if args.act_with_target else agent
+    rollout = Rollout(vec, actor, device)
 
     # EVALUATE A SAVED MODEL
     if args.evaluate:
@@ -434,14 +437,14 @@ def train(args, saved=None):
             writer.add_scalar(name, value, counters["step"])
 
     def evaluate_and_log():
-        metrics = evaluate(agent, eval_vec, max_steps, device)
-        log(metrics)
+        metrics = evaluate(actor, eval_vec, max_steps, device)
+        log(metrics | {"charts/updates": counters["updates"]})
         counters["last_return"] = metrics["eval/episodic_return"]
         if counters["last_return"] > counters["best_return"]:
             counters["best_return"] = counters["last_return"]
-            save(run_dir / "best.pt", args, agent=agent.state_dict())
+            save(run_dir / "best.pt", args, agent=actor.state_dict())
         if args.capture_video:
-            record_video(args, agent, run_dir / "videos" / f"step-{counters['step']}", device)
+            record_video(args, actor, run_dir / "videos" / f"step-{counters['step']}", device)
         line = f"episodes {buffer.count}  steps {counters['step']}  updates {counters['updates']}"
         progress.write(f"{line}  return {counters['last_return']:.3f}  {time.time() - start_time:.0f} s")
 
@@ -451,7 +454,7 @@ def train(args, saved=None):
         while buffer.count < args.total_episodes:
             # ACT, one step in every environment
             epsilon, episodes_before = epsilon_at(buffer.count, max_steps, args), buffer.count
-            step = rollout.step(lambda obs, m: agent.explore(obs, m, epsilon))
+            step = rollout.step(lambda obs, m, epsilon=epsilon: actor.explore(obs, m, epsilon))
             counters["step"] += args.num_envs
 
             # STORE
@@ -461,6 +464,8 @@ def train(args, saved=None):
 
             # LEARN, in proportion to the episodes collected since learning_starts
             due = (buffer.count - args.learning_starts) * args.updates_per_episode
+            if args.anneal_lr:
+                optimizer.param_groups[0]["lr"] = args.learning_rate * max(1 - buffer.count / args.total_episodes, 0)
             while counters["updates"] < due:
                 metrics = update(agent, target, optimizer, buffer.sample(args.batch_size, device), args)
                 counters["updates"] += 1
@@ -489,7 +494,7 @@ def train(args, saved=None):
                 sys.exit(128 + stop[0])
 
         # REPORT
-        save(run_dir / "model.pt", args, agent=agent.state_dict())
+        save(run_dir / "model.pt", args, agent=actor.state_dict())
         (run_dir / "results.json").write_text(json.dumps(counters | {"episodes": buffer.count}, indent=1))
         progress.write(f"finished, best return {counters['best_return']:.3f}, in {run_dir}")
     except FloatingPointError as error:

@@ -471,7 +471,7 @@ def train(args, saved=None):
 
     def evaluate_and_log():
         metrics = evaluate(agent, eval_vec, max_steps, device)
-        log(metrics)
+        log(metrics | {"charts/updates": counters["updates"]})
         counters["last_return"] = metrics["eval/episodic_return"]
         if counters["last_return"] > counters["best_return"]:
             counters["best_return"] = counters["last_return"]

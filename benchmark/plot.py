@@ -1,364 +1,403 @@
-"""The paper's figures and the table of final numbers, from run folders or from the CSV files that this writes.
+"""The paper's Figures 3 and 4 and the tables of results, from sweeps and from the CSV files of earlier calls.
 
-    python benchmark/plot.py runs --output-dir figures                         # all runs below these folders
-    python benchmark/plot.py sweeps/figure4-cpu --output-dir figures --format pdf
-    python benchmark/plot.py benchmark/results/learning.csv --output-dir figures      # redrawn, no runs needed
-    python benchmark/plot.py figures --output-dir figures                      # the same, from all that this wrote
+    python -m benchmark.plot sweeps/figure4-cpu --output-dir benchmark/results/figure4_cpu
+    python -m benchmark.plot benchmark/results/figure4_cpu --output-dir benchmark/results/figure4_cpu  # redraw
 
-    curves.csv      every evaluation of every run
-    adaptation.csv  reward at step t of an episode by the final agents, averaged over contexts; zero after the end
-    curves          Figure 3: average return against steps, the agent without memory as a line
-    corridor        Figure 4: T-Maze, best average return against the corridor's length
-    adaptation      reward at t, or in T-Maze the return so far: how fast a memory adapts within an episode
-    table.csv, .md  best and last average returns
+Sources are folders with runs below them, folders with CSV files of this program, or a CSV file of curves. What is in
+the output folder already is a source too, so results accumulate and nothing is lost when sweeps/ is gone. Of a run
+that is in several sources the finished one counts, or the longer one. Unfinished runs have finished = 0 in curves.csv,
+thin lines in the figures and rows of their own in the table.
 
-Runs that are not finished have a learning curve, and no part in the rest.
-
-With five seeds or more, lines are interquartile means and bands 95 % bootstrap intervals; with fewer, the mean and one
-(sample) standard deviation. Figures and table say which. "Best" is the best evaluation of a run, as in the paper.
+    curves.csv, .png        Figure 3: average return of every evaluation against environment steps
+    corridor.png            Figure 4: best average return against the length of T-Maze's corridor
+    table.csv, .md          returns, and the commands of the runs (commands.csv)
+    adaptation.csv, .png    reward at step t, mean over 100 episodes of the final agents of continuous tasks
+    success.csv             Meta-World: success rate by task in these episodes
+    ant_directions.csv      ant-dir: forward reward in these episodes by quarter of directions (+x: within 45°)
 """
 
-import argparse
+import itertools
 import json
+import logging
 import math
+import shlex
+import shutil
 import sys
-import textwrap
+from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import numpy as np
+import torch
+import tyro
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
-from matplotlib.transforms import ScaledTranslation
-from scipy.stats import bootstrap, trim_mean
-from tqdm import tqdm
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import envs
-from benchmark import runs
-from envs import running
+from benchmark.runs import LOOKS, WIDTH, Run, is_tmaze, look, read_csv, roll_out, title, write_csv, write_rows
+from benchmark.sweep import to_words
 
-ENOUGH_SEEDS = 5  # for interquartile means: of four, trimming a quarter leaves two, of fewer it trims nothing
-MARKOV_OPTIMUM, OPTIMUM = 0.5, 1.0  # of T-Maze, exactly
-MAY_DIFFER = {"seed", "exp_name", "resume", "evaluate"} | running.RESUME_MAY_CHANGE  # between runs of one experiment
-
-
-# ---------------------------------------------------------------------------------------------------------- statistics
-def interquartile_mean(values, axis=0):
-    return trim_mean(values, 0.25, axis=axis)
+TABLES = ("curves", "commands", "adaptation", "success", "ant_directions")  # CSV files with rows for each run
+SOLVED = 0.95  # average return from which on a T-Maze counts as solved; its optimum is 1, without memory 0.5
+EPISODES = 100  # of each final agent
+IRRELEVANT = ("seed", "exp_name", "resume", "evaluate", "checkpoint", "cuda", "capture", "track", "wandb")
+MAX_MODEL_BYTES = 1_000_000
 
 
-def summarise(values):
-    """Centre, low and high over seeds, the first axis."""
-    values = np.asarray(values, dtype=float)
-    if len(values) >= ENOUGH_SEEDS:
-        # By percentiles: the bias-corrected interval is not a number where all seeds are equal, as at a return of 1.
-        resampled = bootstrap((values,), interquartile_mean, axis=0, n_resamples=2000, method="percentile", rng=0)
-        return interquartile_mean(values), *resampled.confidence_interval
-    spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.nan
-    return values.mean(axis=0), values.mean(axis=0) - spread, values.mean(axis=0) + spread
-
-
-def describe(seeds):
-    """What summarise gives for these numbers of seeds, in words."""
-    kinds = {}
-    for n in sorted(set(seeds)):
-        kind = "interquartile mean and 95 % bootstrap interval" if n >= ENOUGH_SEEDS else "mean and standard deviation"
-        kinds.setdefault(kind, []).append(str(n))
-    if kinds == {"mean and standard deviation": ["1"]}:
-        return "one seed"
-    return "; ".join(f"{kind} over {' or '.join(numbers)} seeds" for kind, numbers in kinds.items())
-
-
-def on_common_steps(seeds, name):
-    """Steps, and the values (seeds, steps) there. Evaluations wait for ends of episodes, so that their steps differ."""
-    first, last = max(columns["step"][0] for columns in seeds), min(columns["step"][-1] for columns in seeds)
-    steps = np.unique(np.concatenate([columns["step"] for columns in seeds]))
-    steps = steps[(first <= steps) & (steps <= last)]
-    return steps, np.array([np.interp(steps, columns["step"], columns[name]) for columns in seeds])
-
-
-def best_returns(seeds):
-    return np.array([columns["episodic_return"].max() for columns in seeds])
+@dataclass
+class Args:
+    sources: tyro.conf.Positional[tuple[Path, ...]]  # folders with runs, or with CSV files of this program
+    output_dir: Path  # for CSV files, tables and figures
+    models: Path | None = None  # folder for best.pt of the best seed of each script and environment
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
-def collect(sources, episodes):
-    """{run: columns} of curves.csv and of adaptation.csv. With `episodes` at 0 no agent is rolled out."""
-    files, folders = [], {}
+def read_run(folder):
+    """The run's name, and its rows of curves.csv and commands.csv."""
+    args = json.loads((folder / "args.json").read_text())
+    script = torch.load(folder / "best.pt", map_location="cpu", weights_only=True)["script"]
+    length = args["corridor_length"] if args["env_id"].startswith("tmaze") else None
+    defaults = asdict(import_module(script).Args())
+    flags = {name: args[name] for name in args if name == "env_id" or args[name] != defaults.get(name)}
+    flags = {name: value for name, value in flags.items() if not name.startswith(IRRELEVANT)}
+    tables = {"curves": read_evaluations(folder), "commands": {"flags": np.array([shlex.join(to_words(flags))])}}
+    return Run(script, args["env_id"], length, args["seed"]), tables
+
+
+def read_evaluations(folder):
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    scalars = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+    steps = sorted(scalars.get("eval/episodic_return", {}))
+    logged = scalars.get("charts/updates", {})  # at every hundredth update
+    columns = {"step": steps, "updates": [max([logged[s] for s in logged if s <= step], default=0) for step in steps]}
+    for name in ("episodic_return", "return_first_quarter", "return_last_quarter", "success_rate"):
+        columns[name] = [scalars.get(f"eval/{name}", {}).get(step, math.nan) for step in steps]
+    finished = (folder / "results.json").exists()
+    columns |= {"seconds": [math.nan] * len(steps), "finished": [finished] * len(steps)}
+    if finished:
+        results = json.loads((folder / "results.json").read_text())
+        columns["updates"][-1], columns["seconds"][-1] = results["updates"], results["seconds"]
+    return {name: np.array(values, dtype=float) for name, values in columns.items()}
+
+
+def read_tables(source):
+    """{run: {table: columns}} of the CSV files in a folder, or of one file of curves."""
+    paths = {"curves": source} if source.is_file() else {name: source / f"{name}.csv" for name in TABLES}
+    results = {}
+    for name, path in paths.items():
+        for run, columns in read_csv(path).items() if path.exists() else ():
+            results.setdefault(run, {})[name] = columns
+    results = {run: tables for run, tables in results.items() if "curves" in tables}
+    for tables in results.values():
+        rows = len(tables["curves"]["step"])
+        for name, value in (("success_rate", math.nan), ("seconds", math.nan), ("finished", 1.0)):
+            tables["curves"].setdefault(name, np.full(rows, value))  # files of earlier versions
+    return results
+
+
+def collect(sources):
+    """{run: {table: columns}} of all sources, and {run: folder} of those that are on disk."""
+    results, folders, settings = {}, {}, {}
+
+    def add(run, tables, folder=None):
+        flags = tables.get("commands", {}).get("flags", [None])[0]
+        other = settings.setdefault(run._replace(seed=None), flags)
+        if flags != other:
+            names = f"{other or 'unknown flags'} and with {flags or 'unknown flags'}"
+            sys.exit(f"error: {run.script} on {title(run)} was run with {names}: plot them separately")
+        known = results.setdefault(run, tables)
+        new_extent, known_extent = ((t["curves"]["finished"][-1], t["curves"]["step"][-1]) for t in (tables, known))
+        results[run] = tables if new_extent > known_extent else tables | known
+        if folder is not None and new_extent >= known_extent:
+            folders[run] = folder
+
     for source in sources:
-        if source.is_file():
-            files.append(source)
-        elif not source.is_dir():
-            sys.exit(f"there is no {source}")
-        elif found := runs.find(source):
-            folders |= {folder.resolve(): folder for folder in found}
-        elif (source / "curves.csv").exists():
-            files += [path for path in (source / "curves.csv", source / "adaptation.csv") if path.exists()]
-        else:
-            sys.exit(f"there are no runs below {source}, and no curves.csv in it")
+        if not source.exists():
+            sys.exit(f"error: {source} does not exist")
+        for run, tables in read_tables(source).items():
+            add(run, tables)
+        for path in sorted(source.rglob("best.pt")):  # written after the first evaluation
+            run, tables = read_run(path.parent)
+            if len(tables["curves"]["step"]):
+                add(run, tables, path.parent)
+    return {run: results[run] for run in sorted(results, key=order)}, folders
 
-    curves, adaptation = {}, {}
-    for path in files:
-        for run, columns in runs.read_csv(path).items():
-            if {"step", "updates", "episodic_return"} <= columns.keys():
-                for name, value in (("success_rate", math.nan), ("seconds", math.nan), ("finished", 1.0)):
-                    columns.setdefault(name, np.full(len(columns["step"]), value))  # older files have none of them
-                table = curves
-            elif columns.keys() == {"t", "reward"}:
-                table = adaptation
-            else:
-                sys.exit(f"{path} holds neither learning curves nor adaptation")
-            if run in table:
-                print(f"{path}: left out {run.script} on {runs.title(run)}, seed {run.seed}, which was given before")
-            table.setdefault(run, columns)
-    # Of two runs alike the finished one counts, and else the later one.
-    finished, settings = {folder: (folder / "results.json").exists() for folder in folders.values()}, {}
-    latest_first = sorted(finished, key=lambda folder: (finished[folder], runs.first_log(folder)), reverse=True)
-    for folder in tqdm(latest_first, desc="reading runs", unit="run", disable=None):
-        run, columns = runs.identify(folder), runs.read_evaluations(folder)
-        flags = json.loads((folder / "args.json").read_text())
-        first, others = settings.setdefault(run._replace(seed=None), (folder, flags))
-        different = [name for name in flags if name not in MAY_DIFFER and flags[name] != others.get(name)]
-        if different:  # they are not seeds of one experiment
-            sys.exit(f"{folder} and {first} differ in {', '.join(different)}: draw them apart")
-        if run in curves:
-            tqdm.write(f"{folder}: left out for a finished or later one of the same script, environment and seed")
+
+def order(run):
+    memory, ids, memories = run.script.split("_")[-1], envs.IDS, list(LOOKS)
+    places = [names.index(name) if name in names else 99 for name, names in ((run.env_id, ids), (memory, memories))]
+    return places[0], run.env_id, run.corridor_length or 0, places[1], run.script, run.seed
+
+
+def add_episodes(results, folders):
+    """Roll out the final agents of continuous tasks, unless it has been done before. Yields after each of them."""
+    for run, tables in results.items():
+        if run not in folders or "adaptation" in tables or is_tmaze(run) or not tables["curves"]["finished"][-1]:
             continue
-        if len(columns["step"]) < 2:
-            tqdm.write(f"{folder}: left out, it has not been evaluated since its start")
-            continue
-        curves[run] = columns
-        if not finished[folder]:
-            tqdm.write(f"{folder}: unfinished at step {columns['step'][-1]:.0f}, drawn if no other seed is finished")
-        elif episodes and (folder / "model.pt").exists():
-            try:
-                reward = runs.roll_out(folder, episodes)["reward"].mean(axis=0)
-                adaptation[run] = {"t": np.arange(len(reward)), "reward": reward}
-            except SystemExit as error:  # one agent that cannot be rolled out must not cost the others their figure
-                tqdm.write(f"{error}: no adaptation")
-    if not curves:
-        sys.exit("there is nothing to draw")
-    return in_order(curves), in_order(adaptation)
+        print(f"{EPISODES} episodes of {run.script} on {run.env_id}, seed {run.seed}", flush=True)
+        data = roll_out(folders[run] / "model.pt", EPISODES)
+        tables["adaptation"] = {"t": np.arange(data["reward"].shape[1]), "reward": data["reward"].mean(axis=0)}
+        if "task" in data:
+            groups = {task: data["task"] == task for task in sorted(set(data["task"]))}
+            tables["success"] = by_group("task", groups, "success_rate", data["success"])
+        if run.env_id == "ant-dir":
+            quarter = np.round(np.arctan2(data["context"][:, 1], data["context"][:, 0]) / (np.pi / 2)).astype(int) % 4
+            groups = {name: quarter == i for i, name in enumerate(("+x", "+y", "-x", "-y"))}
+            forward = data["forward"].sum(axis=1) / data["length"]
+            tables["ant_directions"] = by_group("quarter", groups, "forward_reward", forward)
+        yield run
 
 
-def in_order(tables):
-    def place(name, names):
-        return names.index(name) if name in names else len(names), name
-
-    def key(run):
-        memory = place(run.script.split("_")[-1], list(runs.LOOKS))
-        return place(run.env_id, envs.IDS), run.corridor_length or 0, memory, run.script, run.seed
-
-    return {run: tables[run] for run in sorted(tables, key=key)}
+def by_group(name, groups, value_name, values):
+    groups = {"all": np.ones(len(values), dtype=bool)} | {name: which for name, which in groups.items() if which.any()}
+    means = np.array([values[which].mean() for which in groups.values()])
+    counts = np.array([which.sum() for which in groups.values()])
+    return {name: np.array(list(groups)), "episodes": counts, value_name: means}
 
 
-def by_panel(tables):
-    """{environment: {script: [columns of each seed]}}, an environment being a run of no script and no seed."""
+def by_panel(results, name):
+    """{environment: {script: [columns of each seed]}}, an environment being a Run without script and seed."""
     panels = {}
-    for run, columns in tables.items():
-        panel = panels.setdefault(run._replace(script=None, seed=None), {})
-        panel.setdefault(run.script, []).append(columns)
+    for run, tables in results.items():
+        if name in tables:
+            panel = panels.setdefault(run._replace(script=None, seed=None), {})
+            panel.setdefault(run.script, []).append(tables[name])
     return panels
 
 
-# ------------------------------------------------------------------------------------------------------------- drawing
-def make_axes(titles, xlabel, ylabel=None):
-    columns = 2 if len(titles) == 4 else min(len(titles), 3)
-    rows = math.ceil(len(titles) / columns)
-    width = runs.WIDTH / 2 if columns == 1 else runs.WIDTH * columns / 3
-    figure = Figure(figsize=(width, 1.7 * rows + 0.8), layout="constrained")
+# ------------------------------------------------------------------------------------------------------------- figures
+def make_axes(panels, xlabel, ylabel):
+    columns = 2 if len(panels) == 4 else min(len(panels), 3)
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(WIDTH * max(columns, 1.5) / 3, 1.7 * rows + 0.8), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    for ax in axes[len(titles) :]:
+    for ax in axes[len(panels) :]:
         ax.remove()
-    for ax, title in zip(axes, titles):
-        ax.set(title=title, xlabel=xlabel)
-    for ax in axes[::columns]:
-        ax.set_ylabel(ylabel)
-    return figure, axes[: len(titles)]
+    for i, (ax, name) in enumerate(zip(axes, panels)):
+        ax.set(title=name, xlabel=xlabel, ylabel=ylabel if i % columns == 0 else None)
+    return figure, axes
 
 
 def add_legend(figure, note):
     entries = {}
     for ax in figure.axes:
         entries |= dict(zip(*reversed(ax.get_legend_handles_labels())))
-    labels = sorted(entries, key=lambda label: label not in [look.label for look in runs.LOOKS.values()])
-    width = figure.get_figwidth()
-    figure.legend(
-        [entries[label] for label in labels],
-        labels,
-        title=textwrap.fill(note, int(17 * width)),
-        loc="outside lower center",
-        ncols=min(len(labels), round(width / 1.6)),
-        handlelength=3.5,
-        columnspacing=1.2,
-    )
+    memories = [memory.label for memory in LOOKS.values()]
+    entries = dict(sorted(entries.items(), key=lambda e: memories.index(e[0]) if e[0] in memories else len(memories)))
+    columns = min(len(entries), 3 if figure.get_figwidth() < 5 else 5)
+    place = {"loc": "outside lower center", "ncols": columns, "handlelength": 3, "columnspacing": 1.2}
+    figure.legend(entries.values(), entries.keys(), title=note, **place)
 
 
-def draw_seeds(ax, script, x, values):
-    look, (centre, low, high) = runs.look(script), summarise(values)
-    every = math.ceil(len(x) / 8)
-    shifted = len(ax.get_lines()) * every // 4 % every, every  # markers beside those of a line that this one covers
-    style = {"color": look.color, "linestyle": look.linestyle, "marker": look.marker, "markersize": 3}
-    ax.plot(x, centre, label=look.label, markevery=shifted, **style)
-    if len(values) > 1:
-        ax.fill_between(x, low, high, color=look.color, alpha=0.2, linewidth=0)
+def draw_optima(ax):
+    ax.axhline(1.0, color="0.4", linestyle=":", linewidth=1, label="optimum", zorder=1)
+    ax.axhline(0.5, color="0.4", linestyle=LOOKS["markov"].linestyle, linewidth=1, label="optimum without memory")
 
 
-def draw_tmaze_optima(ax):
-    markov = runs.LOOKS["markov"]
-    ax.axhline(OPTIMUM, color=markov.color, linestyle=":", linewidth=1, label="optimum")
-    ax.axhline(MARKOV_OPTIMUM, color=markov.color, linestyle=markov.linestyle, linewidth=1, label="no memory, optimum")
+def draw_seeds(ax, script, curves, mean_of):
+    """Every seed as a thin line, and the mean of some of them where all of those have values."""
+    style = {"color": look(script).color, "linestyle": look(script).linestyle}
+    for x, y in curves:
+        ax.plot(x, y, color=style["color"], linewidth=0.6, alpha=0.5)
+    x = np.unique(np.concatenate([x for x, _ in mean_of]))
+    x = x[(x >= max(x[0] for x, _ in mean_of)) & (x <= min(x[-1] for x, _ in mean_of))]
+    ax.plot(x, np.mean([np.interp(x, *curve) for curve in mean_of], axis=0), label=look(script).label, **style)
 
 
-def draw_curves(curves):
-    panels = by_panel(curves)
-    figure, axes = make_axes([runs.title(environment) for environment in panels], "environment steps", "average return")
+def draw_curves(results):
+    panels = by_panel(results, "curves")
+    figure, axes = make_axes([title(environment) for environment in panels], "environment steps", "average return")
     for ax, (environment, scripts) in zip(axes, panels.items()):
-        if runs.is_tmaze(environment.env_id):
-            draw_tmaze_optima(ax)
         for script, seeds in scripts.items():
-            seeds = [
-                seed for seed in seeds if seed["finished"][-1]
-            ] or seeds  # one under way would cut the others short
-            if script.endswith("markov") and len(scripts) > 1:
-                look = runs.look(script)
-                level = summarise(best_returns(seeds))[0]
-                ax.axhline(level, color=look.color, linestyle=look.linestyle, label="no memory, best return")
-            else:
-                draw_seeds(ax, script, *on_common_steps(seeds, "episodic_return"))
+            finished = [seed for seed in seeds if seed["finished"][-1]]  # one under way would cut the mean short
+            curves, mean_of = (
+                [(s["step"], s["episodic_return"]) for s in group] for group in (seeds, finished or seeds)
+            )
+            draw_seeds(ax, script, curves, mean_of)
+        if is_tmaze(environment):
+            draw_optima(ax)
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))  # 50k, 1M
-    add_legend(figure, describe(len(seeds) for scripts in panels.values() for seeds in scripts.values()))
+    add_legend(figure, f"thin: every seed; thick: mean of the finished ones{count_unfinished(results)}")
     return figure
 
 
-def draw_corridor(curves):
-    """None where there is no T-Maze."""
-    panels = {}
-    for environment, scripts in by_panel(curves).items():
-        if runs.is_tmaze(environment.env_id):
-            panel = panels.setdefault(environment.env_id, {})
-            for script, seeds in scripts.items():
-                panel.setdefault(script, {})[environment.corridor_length] = best_returns(seeds)
+def count_unfinished(results):
+    unfinished = sum(not tables["curves"]["finished"][-1] for tables in results.values())
+    return f"; {unfinished} of {len(results)} runs are unfinished" if unfinished else ""
+
+
+def draw_corridor(results):
+    mazes = {}  # {maze: {script: {length: [best return of each seed]}}}
+    for environment, scripts in by_panel(results, "curves").items():
+        for script, seeds in scripts.items() if is_tmaze(environment) else ():
+            by_length = mazes.setdefault(environment.env_id, {}).setdefault(script, {})
+            by_length[environment.corridor_length] = [best_return(seed) for seed in seeds]
+    if not mazes:
+        return None
+    figure, axes = make_axes(list(mazes), "corridor length L", "best average return")
+    for ax, scripts in zip(axes, mazes.values()):
+        lengths = sorted({length for by_length in scripts.values() for length in by_length})
+        for i, (script, by_length) in enumerate(scripts.items()):
+            # Lengths are categories, memories and seeds stand side by side: equal values do not hide each other.
+            x = [lengths.index(length) + 0.25 * (i - (len(scripts) - 1) / 2) for length in by_length]
+            style = {"color": look(script).color, "marker": look(script).marker, "linestyle": look(script).linestyle}
+            ax.plot(x, [max(seeds) for seeds in by_length.values()], **style | {"marker": ""})
+            for center, seeds in zip(x, by_length.values()):
+                side_by_side = center + 0.06 * (np.arange(len(seeds)) - (len(seeds) - 1) / 2)
+                ax.plot(side_by_side, seeds, **style | {"linestyle": ""})
+            ax.plot([], [], label=look(script).label, **style)  # for the legend
+        draw_optima(ax)
+        ax.set_xticks(range(len(lengths)), lengths)
+        ax.set_xlim(-0.5, len(lengths) - 0.5)
+    add_legend(figure, f"markers: every seed; lines: the best one, as in the paper{count_unfinished(results)}")
+    return figure
+
+
+def best_return(curve):
+    return curve["episodic_return"].max()
+
+
+def draw_adaptation(results):
+    panels = by_panel({run: tables for run, tables in results.items() if not is_tmaze(run)}, "adaptation")
     if not panels:
         return None
-    figure, axes = make_axes(list(panels), "corridor length L", "best average return")
+    figure, axes = make_axes([title(environment) for environment in panels], "step t of the episode", "reward at t")
     for ax, scripts in zip(axes, panels.values()):
-        draw_tmaze_optima(ax)
-        for i, (script, by_length) in enumerate(scripts.items()):
-            look = runs.look(script)
-            style = {"color": look.color, "marker": look.marker}
-            # Markers of equal value would hide each other: side by side on paper, the data untouched.
-            shift = ScaledTranslation((i - (len(scripts) - 1) / 2) * 4 / 72, 0, figure.dpi_scale_trans)
-            style["transform"] = ax.transData + shift
-            best = [returns.max() for returns in by_length.values()]
-            ax.plot(list(by_length), best, label=look.label, linestyle=look.linestyle, **style)
-            for length, returns in by_length.items():
-                if len(returns) > 1:
-                    ax.plot([length] * len(returns), returns, linestyle="", alpha=0.35, markersize=2.5, **style)
-        lengths = sorted({length for by_length in scripts.values() for length in by_length})
-        ax.set_xticks(lengths)
-        margin = 0.15 * (lengths[-1] - lengths[0]) or 1
-        ax.set_xlim(lengths[0] - margin, lengths[-1] + margin)
-    numbers = sorted({len(r) for scripts in panels.values() for lengths in scripts.values() for r in lengths.values()})
-    several = f"best of {' or '.join(map(str, numbers))} seeds; small and faint: each seed"
-    add_legend(figure, "one seed" if numbers == [1] else several)
-    return figure
-
-
-def draw_adaptation(adaptation):
-    panels = by_panel(adaptation)
-    figure, axes = make_axes([runs.title(environment) for environment in panels], "step t of the episode")
-    for ax, (environment, scripts) in zip(axes, panels.items()):
-        tmaze = runs.is_tmaze(environment.env_id)
-        if tmaze:
-            draw_tmaze_optima(ax)
         for script, seeds in scripts.items():
-            t = min((columns["t"] for columns in seeds), key=len)
-            values = np.array([columns["reward"][: len(t)] for columns in seeds])
-            # T-Maze pays at the end, so its single rewards would tell nothing.
-            draw_seeds(ax, script, t, values.cumsum(axis=1) if tmaze else values)
-        ax.set_ylabel("return so far" if tmaze else "reward at t")
-    add_legend(figure, describe(len(seeds) for scripts in panels.values() for seeds in scripts.values()))
+            curves = [(seed["t"], seed["reward"]) for seed in seeds]
+            draw_seeds(ax, script, curves, curves)
+    add_legend(figure, f"final agents, mean of {EPISODES} episodes; thin: every seed; thick: their mean")
     return figure
 
 
 # --------------------------------------------------------------------------------------------------------------- table
-def make_table(curves):
-    rows = []
-    for environment, scripts in by_panel(curves).items():
+def number(value, digits=None):
+    return "" if math.isnan(value) else f"{value:,.{(3 if abs(value) < 10 else 1) if digits is None else digits}f}"
+
+
+def spread(values):
+    low, high = number(min(values)), number(max(values))
+    return number(np.mean(values)) + (f" [{low}, {high}]" if len(values) > 1 else "")
+
+
+def table_lines(results):
+    """A line for each environment and script; unfinished runs have a line of their own."""
+    for environment, scripts in by_panel(results, "curves").items():
+        for script, finished in itertools.product(scripts, (1, 0)):
+            if seeds := [seed for seed in scripts[script] if seed["finished"][-1] == finished]:
+                line = {"environment": title(environment), "memory": look(script).label}
+                line["seeds"] = f"{len(seeds)}{'' if finished else ' unfinished'}"
+                yield line | summarise(seeds, is_tmaze(environment))
+
+
+def summarise(seeds, tmaze):
+    best = np.array([best_return(seed) for seed in seeds])
+    last = {name: np.array([seed[name][-1] for seed in seeds]) for name in seeds[0]}
+    line = {"best return": spread(best), "last return": spread(last["episodic_return"])}
+    if tmaze:
+        for name, values in (("best", best), ("last", last["episodic_return"])):
+            line[f"{name} ≥ {SOLVED}"] = f"{(values >= SOLVED).sum()}/{len(seeds)}"
+        first = [s["updates"][(s["episodic_return"] >= SOLVED).argmax()] for s in seeds if best_return(s) >= SOLVED]
+        line[f"updates to {SOLVED}"] = number(np.median(first), 0) if first else ""
+    else:
+        line |= {f"{part} quarter": number(last[f"return_{part}_quarter"].mean()) for part in ("first", "last")}
+        line["success rate"] = number(last["success_rate"].mean())
+    return line | {"updates": number(last["updates"].mean(), 0), "minutes": number(last["seconds"].mean() / 60, 1)}
+
+
+def markdown(lines):
+    names = [name for name in lines[0] if any(line.get(name) for line in lines)]  # drop columns without a value
+    cells = [names, ["---"] * len(names), *([line.get(name, "") for name in names] for line in lines)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells) + "\n"
+
+
+def group_lines(results, table, name, value_name):
+    """success.csv or ant_directions.csv, averaged over seeds: a line for each environment and memory."""
+    for environment, scripts in by_panel(results, table).items():
         for script, seeds in scripts.items():
-            row = {"script": script, "env_id": environment.env_id, "corridor_length": environment.corridor_length}
-            row |= {"seeds": len(seeds), "low_and_high": describe([len(seeds)])}
-            names = ("episodic_return", "success_rate", "updates", "seconds")
-            last = {name: np.array([columns[name][-1] for columns in seeds]) for name in names}
-            for name, values in (("best_return", best_returns(seeds)), ("last_return", last["episodic_return"])):
-                row |= dict(zip((name, f"{name}_low", f"{name}_high"), summarise(values)))
-            row["best_seed"] = best_returns(seeds).max()
-            row |= {"success_rate": last["success_rate"].mean(), "updates": last["updates"].mean()}
-            rows.append(row | {"minutes": last["seconds"].mean() / 60})
-    return rows
+            values = {}
+            for seed in seeds:
+                for group, value in zip(seed[name], seed[value_name]):
+                    values.setdefault(str(group), []).append(value)
+            line = {"environment": title(environment), "memory": look(script).label, "seeds": str(len(seeds))}
+            yield line | {group: number(np.mean(v), 2) for group, v in values.items()}
 
 
-def to_markdown(rows):
-    def number(value, digits=None):
-        digits = (3 if abs(value) < 10 else 1) if digits is None else digits
-        return "" if math.isnan(value) else f"{value:,.{digits}f}"
+def command_lines(results):
+    groups = {}
+    for run, tables in results.items():
+        if "commands" in tables:
+            scripts, seeds = groups.setdefault(str(tables["commands"]["flags"][0]), ({}, {}))
+            scripts[f"{run.script}.py"] = seeds[str(run.seed)] = True
+    for flags, (scripts, seeds) in groups.items():
+        first, *others = scripts
+        likewise = f"; the same for {', '.join(others)}" if others else ""
+        yield f"- `python {first} {flags} --seed SEED`, seeds {', '.join(seeds)}{likewise}"
 
-    def spread(row, name):
-        digits = 3 if abs(row[name]) < 10 else 1
-        centre, low, high = (number(row[name + end], digits) for end in ("", "_low", "_high"))
-        if row["seeds"] >= ENOUGH_SEEDS:
-            return f"{centre} [{low}, {high}]"
-        return centre if row["seeds"] == 1 else f"{centre} ± {number(row[f'{name}_high'] - row[name], digits)}"
 
-    lines = []
-    for row in rows:
-        line = {"environment": runs.title(runs.Run(row["script"], row["env_id"], row["corridor_length"], None))}
-        line |= {"memory": runs.look(row["script"]).label, "seeds": str(row["seeds"])}
-        line |= {"best return": spread(row, "best_return"), "best seed": number(row["best_seed"])}
-        line |= {"last return": spread(row, "last_return"), "success rate": number(row["success_rate"])}
-        line |= {"updates": number(row["updates"], 0), "minutes": number(row["minutes"], 1)}
-        lines.append(line)
-    names = [name for name in lines[0] if any(line[name] for line in lines)]  # only Meta-World has success rates
-    table = [names, ["---"] * len(names)] + [[line[name] for name in names] for line in lines]
-    note = f"Best and last return: {describe(row['seeds'] for row in rows)}. Best seed: the best return among them."
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in table) + f"\n\n{note}\n"
+def to_markdown(results):
+    text = markdown(list(table_lines(results)))
+    text += "\nMean over seeds [lowest, highest]. Best: highest of a run's evaluations; last: its last one."
+    if any(is_tmaze(run) for run in results):
+        text += f" Updates to {SOLVED}: median over the seeds that reached it, to within 100 updates."
+    else:
+        text += " First and last quarter: return of these steps of the episode, last evaluation."
+    sections = {"success": ("Success rate by task", "task", "success_rate")}
+    sections["ant_directions"] = ("Forward reward per step by quarter of directions", "quarter", "forward_reward")
+    for table, (header, *names) in sections.items():
+        if lines := list(group_lines(results, table, *names)):
+            text += f"\n\n{header}, final agents, {EPISODES} episodes per seed:\n\n{markdown(lines)}"
+    commands = list(command_lines(results))
+    return text + ("\n\nCommands:\n\n" + "\n".join(commands) if commands else "") + "\n"
+
+
+# ---------------------------------------------------------------------------------------------------------------- main
+def write_tables(results, output):
+    for name in TABLES:
+        if rows := {run: tables[name] for run, tables in results.items() if name in tables}:
+            write_csv(output / f"{name}.csv", rows)
+
+
+def copy_models(results, folders, output):
+    """best.pt of the best seed; a copy from an earlier call stays if its run is the best one, or too large a one is."""
+    output.mkdir(parents=True, exist_ok=True)
+    best = {}
+    for run, tables in results.items():
+        key, score = run._replace(seed=None), (best_return(tables["curves"]), tables["curves"]["episodic_return"][-1])
+        if key not in best or score > best[key][0]:
+            best[key] = score, run
+    for _, run in best.values():
+        if run in folders:
+            length = f"__L{run.corridor_length}" if is_tmaze(run) else ""
+            source, target = folders[run] / "best.pt", output / f"{run.script}__{run.env_id}{length}.pt"
+            if source.stat().st_size < MAX_MODEL_BYTES:
+                shutil.copyfile(source, target)
+            else:
+                print(f"{source} is not copied: it is larger than {MAX_MODEL_BYTES:,} bytes")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sources", type=Path, nargs="+", help="folders with runs below them, or CSV files of this")
-    parser.add_argument("--output-dir", type=Path, default=Path("figures"), help="(default: figures)")
-    parser.add_argument("--episodes", type=int, default=100, help="of each final agent, for the adaptation (100)")
-    parser.add_argument("--no-adaptation", action="store_true", help="do not roll the agents out")
-    parser.add_argument("--format", choices=("png", "pdf"), default="png")
-    args = parser.parse_args()
-    if args.episodes < 1:
-        sys.exit(f"--episodes must be 1 or more, got {args.episodes}")
-    curves, adaptation = collect(args.sources, 0 if args.no_adaptation else args.episodes)
-
-    # Drawn from the files, so that whoever has them gets the same figures.
-    runs.open_output(args.output_dir)
-    for name in ("curves", "corridor", "adaptation", "table"):
-        for path in args.output_dir.glob(f"{name}.*"):
-            path.unlink()  # what an earlier call left would be taken for this one's
-    runs.write_csv(args.output_dir / "curves.csv", curves)
-    curves = runs.read_csv(args.output_dir / "curves.csv")
-    finished = {run: columns for run, columns in curves.items() if columns["finished"][-1]}
-    figures = {"curves": draw_curves(curves), "corridor": draw_corridor(finished)}
-    if adaptation:
-        runs.write_csv(args.output_dir / "adaptation.csv", adaptation)
-        figures["adaptation"] = draw_adaptation(runs.read_csv(args.output_dir / "adaptation.csv"))
-    for name, figure in figures.items():
-        if figure is not None:
-            figure.savefig(args.output_dir / f"{name}.{args.format}")
-    if finished:
-        rows = make_table(finished)
-        runs.write_rows(args.output_dir / "table.csv", rows)
-        (args.output_dir / "table.md").write_text(to_markdown(rows))
-        print(to_markdown(rows))
-    print(f"written to {args.output_dir}")
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns about every run that was resumed
+    args = tyro.cli(Args, description=__doc__)
+    output = args.output_dir
+    earlier = [output] if (output / "curves.csv").exists() else []
+    results, folders = collect([*earlier, *args.sources])
+    if not results:
+        sys.exit("error: there are no runs in the sources")
+    output.mkdir(parents=True, exist_ok=True)
+    write_tables(results, output)
+    for _ in add_episodes(results, folders):  # takes minutes: keep what is done
+        write_tables(results, output)
+    for name, draw in {"curves": draw_curves, "corridor": draw_corridor, "adaptation": draw_adaptation}.items():
+        if figure := draw(results):
+            figure.savefig(output / f"{name}.png")
+    write_rows(output / "table.csv", list(table_lines(results)))
+    (output / "table.md").write_text(to_markdown(results))
+    print(to_markdown(results))
+    if args.models:
+        copy_models(results, folders, args.models)
 
 
 if __name__ == "__main__":

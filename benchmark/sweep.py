@@ -1,19 +1,16 @@
-"""The paper's experiments on one machine or a cluster: each run is a Ray task, none is lost and none is done twice.
+"""The paper's experiments, on one machine or on a cluster: every run is a Ray task.
 
     pip install -r benchmark/requirements.txt
-    python benchmark/sweep.py figure4 --size cpu            # on this machine, as many runs at a time as it has cores
-    python benchmark/sweep.py figure4 --size cpu --dry-run  # only prints the commands, for SLURM or to run by hand
-    python benchmark/sweep.py figure4 --only mate__tmaze-active --seeds 1 2 3 4 5
-    python benchmark/sweep.py figure3 --address auto --cpus-per-run 2 --gpus-per-run 0.25  # on a Ray cluster
+    python -m benchmark.sweep figure4 --size cpu            # as many runs at a time as there are cores
+    python -m benchmark.sweep figure4 --size cpu --dry-run  # only print the commands, for SLURM or to run by hand
+    python -m benchmark.sweep figure4 --only mate__tmaze-active --seeds 1 2 3 4 5
+    python -m benchmark.sweep figure3 --address auto --cpus-per-run 2 --gpus-per-run 0.25  # on a Ray cluster
 
-A run has a folder of its own, like sweeps/figure4-cpu/ddqn_mate__tmaze-active__L50__seed1, in which its script is
-started: what the script writes is in runs/ there, and what it prints is in log.txt. A run that dies is started again
-from its checkpoint. Ctrl-C or SIGTERM stops the sweep, after every run under way has saved a checkpoint. The same
-command again does what is missing: a run is finished when its script has written results.json.
+A run has its own folder, like sweeps/figure4-cpu/ddqn_mate__tmaze-active__L50__seed11, where its script writes runs/
+and prints to log.txt. A script that dies is restarted from its checkpoint. Ctrl-C or SIGTERM stops the sweep, after
+every script under way has saved a checkpoint. The same command continues: a run is finished when results.json exists.
 
-On a cluster this repository, its Python environment and the output folder must be at the same paths on every machine
-(NFS), and RAY_AUTH_MODE must be what it is there: token, as a rule. A run sees no GPU unless it is given one, or a part
-of one, by --gpus-per-run.
+On a cluster this repository, its Python environment and the output folder must be at the same paths on every machine.
 """
 
 import contextlib
@@ -21,7 +18,6 @@ import fcntl
 import importlib
 import json
 import os
-import platform
 import shlex
 import shutil
 import signal
@@ -30,323 +26,277 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import tyro
-from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
-# -------------------------------------------------------------------------------------------------------- experiments
+# --------------------------------------------------------------------------------------------------------- experiments
 SAC = ("sac_mate", "sac_lstm", "sac_gpt2", "sac_markov")
 DDQN = ("ddqn_mate", "ddqn_lstm", "ddqn_gpt2")
+MAZES = ("tmaze-passive", "tmaze-active")
 
-SMALL_SAC = {"memory_dim": 64, "hidden_dim": 128, "learning_rate": 1e-3, "tau": 0.005, "learning_starts": 5000}
-SMALL_DDQN = {"memory_dim": 64, "hidden_dim": 128, "learning_rate": 3e-4, "tau": 0.005, "max_grad_norm": 1.0}
-SMALL_DDQN |= {"batch_size": 32, "num_envs": 16, "eval_interval": 500}
+SMALL_SAC = {"memory_dim": 64, "hidden_dim": 128, "learning_rate": 1e-3, "tau": 0.005, "batch_size": 4, "bf16": True}
+SMALL_SAC |= {"learning_starts": 5_000, "updates_per_step": 0.1}
+SMALL_DDQN = {"learning_rate": 3e-4, "anneal_lr": True, "gamma": 0.9, "tau": 0.01, "act_with_target": True}
+SMALL_DDQN |= {"batch_size": 16, "max_grad_norm": 1.0, "learning_starts": 500, "updates_per_episode": 0.25}
 
-# (figure, size): the scripts, the seeds, and the settings, which are flags on top of the scripts' defaults, that is of
-# the paper's values. There is a run for each script, setting and seed.
+
+class Setting(NamedTuple):
+    scripts: tuple
+    seeds: tuple
+    flags: dict  # on top of the scripts' defaults, which are the paper's values
+
+
+# A run for each setting, script and seed. The "cpu" sizes use other seeds than those that their flags were chosen with.
 EXPERIMENTS = {
-    ("figure3", "paper"): (SAC, (1, 2, 3), [
-        {"env_id": "ant-dir"},
-        {"env_id": "cheetah-vel"},
-        {"env_id": "walker-param"},
-        {"env_id": "hopper-param"},
-        {"env_id": "ml10"},
-    ]),
-    ("figure3", "cpu"): (SAC, (1, 2, 3), [
-        SMALL_SAC | {"env_id": "point-robot", "total_timesteps": 150_000, "batch_size": 32, "eval_interval": 10_000},
-        SMALL_SAC | {"env_id": "cheetah-vel", "total_timesteps": 400_000, "batch_size": 16, "eval_interval": 20_000,
-                     "updates_per_step": 0.1},
-    ]),
-    ("figure4", "paper"): (DDQN, (1, 2), [
-        {"env_id": maze, "corridor_length": length}
-        for maze in ("tmaze-passive", "tmaze-active") for length in (200, 300, 400, 500, 600)
-    ]),
-    ("figure4", "cpu"): (DDQN, (1, 2), [
-        SMALL_DDQN | {"env_id": "tmaze-passive", "corridor_length": 20, "total_episodes": 6_000},
-        SMALL_DDQN | {"env_id": "tmaze-passive", "corridor_length": 50, "total_episodes": 8_000},
-        SMALL_DDQN | {"env_id": "tmaze-active", "corridor_length": 20, "total_episodes": 12_000},
-        SMALL_DDQN | {"env_id": "tmaze-active", "corridor_length": 50, "total_episodes": 40_000,
-                      "updates_per_episode": 0.5},
-    ]),
-}  # fmt: skip
+    ("figure3", "paper"): [
+        Setting(SAC, (1, 2, 3), {"env_id": env_id})
+        for env_id in ("ant-dir", "cheetah-vel", "walker-param", "hopper-param", "ml10")
+    ],
+    ("figure4", "paper"): [
+        Setting(DDQN, (1, 2), {"env_id": maze, "corridor_length": length})
+        for maze in MAZES
+        for length in (200, 300, 400, 500, 600)
+    ],
+    ("figure3", "cpu"): [
+        Setting(SAC, (11, 12, 13), SMALL_SAC | {"env_id": "point-robot", "total_timesteps": 300_000, "batch_size": 16}),
+        Setting(SAC, (11, 12, 13), SMALL_SAC | {"env_id": "cheetah-vel", "total_timesteps": 400_000}),
+        Setting(SAC, (11, 12), SMALL_SAC | {"env_id": "hopper-param", "total_timesteps": 600_000}),
+        Setting(SAC, (11, 12), SMALL_SAC | {"env_id": "walker-param", "total_timesteps": 600_000}),
+        Setting(SAC, (11, 12), SMALL_SAC | {"env_id": "ant-dir", "total_timesteps": 1_000_000}),
+        Setting(SAC, (11, 12), SMALL_SAC | {"env_id": "ml10", "total_timesteps": 1_000_000}),
+    ],
+    ("figure4", "cpu"): [
+        Setting(
+            DDQN, (11, 12, 13), SMALL_DDQN | {"env_id": maze, "corridor_length": length, "total_episodes": episodes}
+        )
+        for maze, length, episodes in (
+            ("tmaze-passive", 50, 24_000),
+            ("tmaze-passive", 100, 40_000),
+            ("tmaze-active", 50, 40_000),
+            ("tmaze-active", 100, 60_000),
+            ("tmaze-passive", 200, 60_000),
+            ("tmaze-active", 200, 60_000),
+        )
+    ],
+}
 
 
 @dataclass
 class Args:
-    experiment: tyro.conf.Positional[str]  # figure3 or figure4
-    size: Literal["paper", "cpu"] = "paper"  # the paper's budget, or one that fits a laptop overnight
-    output_dir: Path | None = None  # the folder of the runs' folders; sweeps/{experiment}-{size} if not given
-    address: str | None = None  # of a Ray cluster, for example auto; if not given, Ray is started on this machine
-    num_cpus: int | None = None  # cores of this machine to use, all of them if not given
+    experiment: tyro.conf.Positional[Literal["figure3", "figure4"]]  # of the paper
+    size: Literal["paper", "cpu"] = "paper"  # the paper's sizes and budgets, or small ones for a few cores
+    output_dir: Path | None = None  # default: sweeps/{experiment}-{size}
+    address: str | None = None  # of a Ray cluster, for example auto; default: start Ray on this machine
+    num_cpus: int | None = None  # cores of this machine to use; default: all
     cpus_per_run: int = 1  # cores, and threads, of a run
-    gpus_per_run: float = 0.0  # GPUs of a run; with 0.25, four runs share one
-    retries: int = 2  # how many times a run that dies is started again
-    seeds: tuple[int, ...] | None = None  # in place of the experiment's
-    only: tuple[str, ...] = ()  # do only the runs whose names contain one of these, to split a sweep over machines
-    dry_run: bool = False  # print the command of each run that is not finished, and do nothing
-
-    def __post_init__(self):
-        if (self.experiment, self.size) not in EXPERIMENTS:
-            known = ", ".join(sorted({experiment for experiment, _ in EXPERIMENTS}))
-            sys.exit(f"there is no experiment {self.experiment} of size {self.size}, but {known}")
-        if self.cpus_per_run < 1 or self.retries < 0 or self.num_cpus is not None and self.num_cpus < 1:
-            sys.exit("--cpus-per-run and --num-cpus must be 1 or more, --retries 0 or more")
-        if self.gpus_per_run < 0 or self.gpus_per_run > 1 and self.gpus_per_run % 1:
-            sys.exit(f"--gpus-per-run must be a part of 1 or a whole number, got {self.gpus_per_run}")
-        if self.address is not None and self.num_cpus is not None:
-            sys.exit("--num-cpus is for this machine, and --address for a cluster: give one of them")
-        self.output_dir = self.output_dir or Path("sweeps", f"{self.experiment}-{self.size}")
+    gpus_per_run: float = 0.0  # with 0.25, four runs share a GPU; with 0, runs see no GPU
+    retries: int = 2  # how often a run that dies is restarted
+    seeds: tuple[int, ...] | None = None  # instead of the experiment's
+    only: tuple[str, ...] = ()  # only the runs whose names contain one of these
+    dry_run: bool = False  # print the commands of the runs that are not finished
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
-@dataclass
-class Run:
-    script: str  # ddqn_mate
-    flags: dict  # {"env_id": "tmaze-active", "corridor_length": 50, ...}
-    seed: int
+class Run(NamedTuple):
+    script: str
+    flags: dict
+    folder: Path
 
     @property
     def name(self):
-        length = [f"L{self.flags['corridor_length']}"] if "corridor_length" in self.flags else []
-        return "__".join([self.script, self.flags["env_id"], *length, f"seed{self.seed}"])
+        return self.folder.name
 
 
 def select_runs(args):
-    scripts, seeds, settings = EXPERIMENTS[args.experiment, args.size]
-    # Seed by seed, so that a sweep that is looked at halfway shows every script in every setting.
-    runs = [Run(s, flags, seed) for seed in args.seeds or seeds for flags in settings for s in scripts]
+    settings, runs = EXPERIMENTS[args.experiment, args.size], []
+    folder = (args.output_dir or Path("sweeps", f"{args.experiment}-{args.size}")).absolute()
+    by_seed = [[(setting, seed) for seed in args.seeds or setting.seeds] for setting in settings]
+    # All settings with their first seed, then with their second one: early on there is something of everything.
+    for i in range(max(map(len, by_seed))):
+        for setting, seed in [pairs[i] for pairs in by_seed if i < len(pairs)]:
+            length = [f"L{setting.flags['corridor_length']}"] if "corridor_length" in setting.flags else []
+            for script in setting.scripts:
+                name = "__".join([script, setting.flags["env_id"], *length, f"seed{seed}"])
+                runs.append(Run(script, setting.flags | {"seed": seed}, folder / name))
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
-        sys.exit(f"two runs would be called {max(names, key=names.count)}, and share a folder")
+        sys.exit(f"error: two runs are called {max(names, key=names.count)}")
     runs = [run for run in runs if not args.only or any(part in run.name for part in args.only)]
-    if not runs:
-        sys.exit(f"--only {' '.join(args.only)} is in none of the names, which are like {names[0]}")
-    return runs
+    return runs or sys.exit(f"error: no run is called like --only {' '.join(args.only)}; the first is {names[0]}")
 
 
-def folder_of(run, args):
-    return args.output_dir.absolute() / run.name
+def results_of(run):  # of a finished run, else None
+    path = next(run.folder.glob("runs/*/results.json"), None)
+    return path and json.loads(path.read_text())
 
 
-def results_of(folder):
-    """What a finished run reached; None if it is not finished."""
-    paths = sorted(folder.glob("runs/*/results.json"))
-    return json.loads(paths[-1].read_text()) if paths else None
-
-
-def newest_checkpoint(folder):
-    return max(folder.glob("runs/*/checkpoint.pt"), key=lambda path: path.stat().st_mtime, default=None)
-
-
-def command(run, folder):
-    """What is to be started in the folder: the script from its checkpoint, or from the beginning if there is none."""
-    words = [sys.executable, str(ROOT / f"{run.script}.py")]
-    if checkpoint := newest_checkpoint(folder):
-        return [*words, "--resume", str(checkpoint.parent.relative_to(folder))]
-    for name, value in (run.flags | {"seed": run.seed}).items():
+def to_words(flags):  # {"memory_dim": 64, "autotune": False} -> --memory-dim 64 --no-autotune
+    words = []
+    for name, value in flags.items():
         name = name.replace("_", "-")
         words += [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
     return words
 
 
-def environment(args):
-    """The variables that hold a run to its threads, and hide the GPUs from it if it is to have none: Ray does not."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(args.cpus_per_run))
-    return threads if args.gpus_per_run else threads | {"CUDA_VISIBLE_DEVICES": ""}
+def command(run):
+    """What to start in the run's folder: the script from its checkpoint, or from the beginning if there is none."""
+    words = [sys.executable, str(ROOT / f"{run.script}.py")]
+    checkpoints = run.folder.glob("runs/*/checkpoint.pt")
+    if newest := max(checkpoints, key=lambda path: path.stat().st_mtime, default=None):
+        return [*words, "--resume", str(newest.parent.relative_to(run.folder))]
+    return words + to_words(run.flags)
 
 
-def shell_line(run, args):
-    """For --dry-run: does what a Ray worker would do, from any folder, and the sweep knows the run afterwards."""
-    folder = folder_of(run, args)
-    variables = {name: value for name, value in environment(args).items() if name.endswith("THREADS")}
-    words = [*(f"{name}={value}" for name, value in variables.items()), *command(run, folder)]
-    return f"(mkdir -p {shlex.quote(str(folder))} && cd {shlex.quote(str(folder))} && {shlex.join(words)})"
+def shell_line(run, args):  # for --dry-run: the same as a Ray worker does
+    folder, threads = shlex.quote(str(run.folder)), f"OMP_NUM_THREADS={args.cpus_per_run}"
+    return f"(mkdir -p {folder} && cd {folder} && {threads} {shlex.join(command(run))})"
 
 
-def refuse_other_flags(run, folder):
-    """Runs of different settings must not be mixed: what is there already must be what is asked for now."""
-    for path in folder.glob("runs/*/args.json"):
-        if not (path.with_name("checkpoint.pt").exists() or path.with_name("results.json").exists()):
-            continue
-        Script = importlib.import_module(run.script).Args  # only now, since it takes seconds
-        asked = asdict(Script(**run.flags, seed=run.seed))
-        found = asdict(Script()) | json.loads(path.read_text())  # a flag that is newer than the run had its default
-        for name in sorted(found.keys() - {"resume", "evaluate"}):
-            if found[name] != asked.get(name):
-                sys.exit(
-                    f"{folder} was run with {name} {found[name]}, and {asked.get(name)} is asked for now: "
-                    "give another --output-dir, or move it away"
-                )
+def refuse_other_flags(run):
+    """Results of different settings must not be mixed in one folder."""
+    for path in run.folder.glob("runs/*/checkpoint.pt"):
+        Script = importlib.import_module(run.script).Args
+        found = asdict(Script()) | json.loads(path.with_name("args.json").read_text())  # defaults: flags newer than it
+        asked = asdict(Script(**run.flags)) | {"resume": found["resume"]}
+        for name in [name for name in found if found[name] != asked.get(name)]:
+            problem = f"--{name.replace('_', '-')} {found[name]}, and {asked.get(name)} is asked for now"
+            sys.exit(f"error: {run.folder} was run with {problem}: use another --output-dir, or move it away")
 
 
-# ---------------------------------------------------------------------------------------------------- in a Ray worker
+# ----------------------------------------------------------------------------------------------------- in a Ray worker
 GRACE = 120  # seconds that a script has to save its checkpoint when it is stopped
-# Started through this, a script gets SIGTERM when the process that started it dies, by whatever cause (Linux only).
-# Without it, the scripts of a sweep that is killed would train on.
+# Started through this, a script gets SIGTERM when its Ray worker dies, whatever the cause (Linux only).
 DIE_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
 
 
-def take_lock(folder):
-    """The folder's lock, which the script inherits: it is held for as long as one of the two lives.
+def train(run, args):
+    """Bring a run to its end. Returns its results, or what went wrong as a string."""
+    # Ray cancels a task by an interrupt, which Python ignores if the sweep was started in the background of a shell.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with open(run.folder / "log.txt", "a") as log:
+        lock(log)
+        for _ in range(1 + args.retries):
+            if results := results_of(run):
+                return results
+            for path in run.folder.glob("runs/*"):
+                if not (path / "checkpoint.pt").exists():  # died before its first checkpoint
+                    shutil.rmtree(path)
+            code = run_script(command(run), run.folder, log, args)
+            killed, saved = code < 0 or code > 128, list(run.folder.glob("runs/*/checkpoint.pt"))
+            if code and not killed and not saved:  # bad flags, for example: it would fail again
+                break
+    return results_of(run) or f"exit code {code}: " + (run.folder / "log.txt").read_text().strip().splitlines()[-1]
 
-    None if another process has it, or trains in one of the folder's runs, and is not done with it in time.
-    """
-    lock = os.open(folder / "lock", os.O_CREAT | os.O_WRONLY)
-    for _ in range(GRACE):
-        of_runs = [os.open(path, os.O_WRONLY) for path in folder.glob("runs/*/lock")]  # all that a run by hand holds
+
+def lock(log):
+    """Wait for a script that still writes to this folder: scripts inherit the lock with the file that they print to."""
+    while True:
         try:
-            for file in [lock, *of_runs]:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
+            return fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(1)
-        except OSError:  # a filesystem without locks
-            return lock
-        finally:
-            for file in of_runs:
-                os.close(file)
-    os.close(lock)
-    return None
+        except OSError:  # a file system without locks
+            return None
 
 
-def train(run, folder, args):
-    """Brings a run to its end. Returns what it reached, as results.json has it, or in words what went wrong."""
-    # A task is cancelled by an interrupt, which Python ignores if Ray was started in the background of a shell script.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = take_lock(folder)
-    if lock is None:
-        return "another process is training in its folder"
-    try:
-        for _ in range(1 + args.retries):
-            if results := results_of(folder):  # another sweep may have been faster
-                return results
-            for path in folder.glob("runs/*"):
-                if not (path / "checkpoint.pt").exists():  # died before its first checkpoint: there is nothing in it
-                    shutil.rmtree(path)
-            code = start(command(run, folder), folder, lock, args)
-            if results := results_of(folder):
-                return results
-            killed = code < 0 or code > 128
-            if not killed and newest_checkpoint(folder) is None:  # it refused its flags, say, and would do so again
-                break
-    finally:
-        os.close(lock)
-    last_line = (folder / "log.txt").read_text().strip().splitlines()[-1]
-    return f"exit code {code}: {last_line}"
-
-
-def start(words, folder, lock, args):
-    """Runs the command to its end, or stops it if the task is cancelled. Returns its exit code."""
-    env = os.environ | environment(args) | {"PYTHONUNBUFFERED": "1"}
+def run_script(words, folder, log, args):
+    """Run the command to its end, or stop it if the task is cancelled. Returns its exit code."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(args.cpus_per_run))
+    gpus = {} if args.gpus_per_run else {"CUDA_VISIBLE_DEVICES": ""}  # else Ray says which
+    env = os.environ | threads | gpus | {"PYTHONUNBUFFERED": "1"}
     wrapper = [sys.executable, "-c", DIE_WITH_PARENT] if sys.platform == "linux" else []
-    with open(folder / "log.txt", "a") as log:
-        print(f"\n{time.strftime('%F %T')} on {platform.node()}: {shlex.join(words)}", file=log, flush=True)
-        files = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "pass_fds": [lock]}
-        process = subprocess.Popen(wrapper + words, cwd=folder, env=env, **files)
+    print(f"\n{time.strftime('%F %T')} on {os.uname().nodename}: {shlex.join(words)}", file=log, flush=True)
+    process = subprocess.Popen(wrapper + words, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        while process.poll() is None:  # wait() would not let Ray's KeyboardInterrupt through
+        while process.poll() is None:  # wait() would not be interrupted by Ray
             time.sleep(0.2)
     finally:
-        process.terminate()  # this and the following do nothing if it has ended
+        process.terminate()  # does nothing if it has ended
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE)
         process.kill()
     return process.wait()
 
 
-# ------------------------------------------------------------------------------------------------------ in the driver
+# ------------------------------------------------------------------------------------------------------- in the driver
 def start_ray(args):
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 all but stops a run that shares its core with anything
-    if sys.platform == "linux":  # if the sweep is killed, let DIE_WITH_PARENT end the scripts: they save, Ray kills
+    os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's 15, runs all but stop when a core has other work
+    if sys.platform == "linux":  # Ray would kill the scripts of a killed sweep; by DIE_WITH_PARENT they save
         os.environ["RAY_kill_child_processes_on_worker_exit"] = "0"
-    try:
-        import ray
-    except ImportError:
-        sys.exit("Ray is missing: pip install -r benchmark/requirements.txt")
-    where = {"num_cpus": args.num_cpus, "include_dashboard": False} if args.address is None else {}
-    try:
-        ray.init(args.address or "local", log_to_driver=False, logging_level="ERROR", **where)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        sys.exit(f"Ray does not start, or is not at {args.address}: {str(error).splitlines()[0]}")
-    for what, wanted in (("CPU", args.cpus_per_run), ("GPU", args.gpus_per_run)):
-        most = max(node["Resources"].get(what, 0) for node in ray.nodes() if node["Alive"])
-        if wanted > most:  # Ray would wait for such a machine forever
-            sys.exit(f"--{what.lower()}s-per-run {wanted:g} is more than a machine here has, {most:g}")
-        if what == "GPU" and most and not wanted:
-            print("there are GPUs here, and these runs will use none of them: see --gpus-per-run")
+    import ray
+
+    options = {"log_to_driver": False, "logging_level": "ERROR", "num_cpus": args.num_cpus}
+    if args.address is None:
+        options["include_dashboard"] = False
+    for attempts_left in (2, 1, 0):  # Ray gives itself 30 s to start, too little on a very busy machine
+        try:
+            ray.init(args.address or "local", **options)
+            break
+        except Exception as error:  # Ray raises errors of many kinds
+            ray.shutdown()
+            if not attempts_left:
+                sys.exit(f"error: Ray does not start: {str(error).splitlines()[0]}")
+    for name, wanted in {"CPU": args.cpus_per_run, "GPU": args.gpus_per_run}.items():
+        if args.address is None and wanted > (there := ray.cluster_resources().get(name, 0)):  # Ray would wait for ever
+            sys.exit(f"error: --{name.lower()}s-per-run {wanted:g} is more than the {there:g} of this machine")
     return ray
 
 
-def sweep(missing, status, args):
-    """Does the runs that are missing, and notes in status, {name: (status, outcome)}, how each went."""
-    ray = start_ray(args)
+def describe(outcome):
+    if isinstance(outcome, str):
+        return f"failed, {outcome}"
+    text = "best {best_return:.3f}, last {last_return:.3f}, {minutes:.1f} minutes"
+    return text.format(**outcome, minutes=outcome["seconds"] / 60)
+
+
+def sweep(runs, args):
+    """Do these runs and print the outcome of each as it ends. Returns the outcomes."""
+    ray, outcomes = start_ray(args), []
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C; only now, since Ray sets its own
-    resources = {"num_cpus": args.cpus_per_run, "num_gpus": args.gpus_per_run}
-    task = ray.remote(**resources, max_retries=args.retries)(train)  # Ray's retries are for a worker that dies
-    pending = {task.remote(run, folder_of(run, args), args): run for run in missing}
-    count = {"initial": len(status), "total": len(status) + len(missing)}
-    progress = tqdm(**count, unit="run", smoothing=0, dynamic_ncols=True, disable=None)  # time left by the mean so far
+    # Ray's own retries are for a worker that dies.
+    task = ray.remote(num_cpus=args.cpus_per_run, num_gpus=args.gpus_per_run, max_retries=args.retries)(train)
+    pending = {task.remote(run, args): run for run in runs}
     try:
         while pending:
             for ref in ray.wait(list(pending), timeout=1)[0]:
                 run = pending.pop(ref)
                 try:
-                    outcome = ray.get(ref)
+                    outcomes.append(ray.get(ref))
                 except ray.exceptions.RayError as error:
-                    cause = getattr(error, "cause", error)
-                    outcome = (str(cause) or repr(cause)).splitlines()[0]
-                status[run.name] = "failed" if isinstance(outcome, str) else "finished", outcome
-                progress.write(row(run, *status[run.name], args))
-                progress.update()
-            progress.refresh()
+                    outcomes.append((str(error) or repr(error)).strip().splitlines()[-1])
+                print(f"[{len(outcomes)}/{len(runs)}] {run.name}: {describe(outcomes[-1])}", flush=True)
     except KeyboardInterrupt:
-        progress.write("stopping: the runs under way save their checkpoints first")
+        print("stopping: scripts under way save their checkpoints", flush=True)
         with contextlib.suppress(KeyboardInterrupt):  # a second one does not wait for them
-            for ref in reversed(pending):
+            for ref in reversed(pending):  # those not started first, so that none starts now
                 ray.cancel(ref)
             ray.wait(list(pending), num_returns=len(pending), timeout=2 * GRACE)
-        progress.write("stopped: the same command goes on")
-        raise
+        print("stopped; the same command continues", flush=True)
+        sys.exit(130)
     finally:
-        progress.close()
         ray.shutdown()
-
-
-def row(run, status, outcome, args):
-    """Of the table: the run, its status, and what it reached or why not and where to read more."""
-    columns = f"{run.name:<45}  {status:<15}"
-    if isinstance(outcome, str):
-        return f"{columns}  see {args.output_dir / run.name / 'log.txt'}\n    {outcome}"
-    numbers = outcome["best_return"], outcome["last_return"], outcome["seconds"] / 60
-    return columns + "  {:>11.3f}  {:>11.3f}  {:>7.1f}".format(*numbers)
+    return outcomes
 
 
 def main():
-    args = tyro.cli(Args, description=__doc__.splitlines()[0])
+    args = tyro.cli(Args, description=__doc__)
     runs = select_runs(args)
     for run in runs:
-        refuse_other_flags(run, folder_of(run, args))
-    done = {run.name: results_of(folder_of(run, args)) for run in runs}
-    missing = [run for run in runs if done[run.name] is None]
+        refuse_other_flags(run)
+    missing = [run for run in runs if results_of(run) is None]
     if args.dry_run:
         for run in missing:
             print(shell_line(run, args))
         return
-    status = {name: ("finished before", results) for name, results in done.items() if results is not None}
-    if missing:
-        try:
-            sweep(missing, status, args)
-        except KeyboardInterrupt:
-            sys.exit(130)
-    print(f"\n{'run':<45}  status           best return  last return  minutes")
-    print(*(row(run, *status[run.name], args) for run in runs), sep="\n")
-    sys.exit(1 if any(word == "failed" for word, _ in status.values()) else 0)
+    print(f"{len(runs) - len(missing)} of {len(runs)} runs are finished, in {runs[0].folder.parent}", flush=True)
+    failed = [outcome for outcome in (sweep(missing, args) if missing else ()) if isinstance(outcome, str)]
+    if failed:
+        sys.exit(f"error: {len(failed)} runs failed; what they printed is in log.txt in their folders")
 
 
 if __name__ == "__main__":

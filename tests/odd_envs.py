@@ -14,7 +14,7 @@ class Successful(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.t, self.even = 0, seed is None or seed % 2 == 0  # what follows the first episode always succeeds
+        self.t, self.even = 0, seed is None or seed % 2 == 0  # every episode after the first one succeeds
         return np.zeros(3, dtype=np.float32), self.info()
 
     def step(self, action):
@@ -32,23 +32,26 @@ class Echo(Successful):
 
 
 class Broken(Echo):
-    """Gives a reward that is not a number at its seventh step, if it was begun by a seed as small as a run's."""
+    """Gives a reward that is not a number at its seventh step, in training: evaluation has larger seeds."""
 
     def reset(self, *, seed=None, options=None):
-        self.breaks = seed is not None and seed < 1000
+        self.training = seed < 1000 if seed is not None else self.training
         return super().reset(seed=seed)
 
     def step(self, action):
         self.t += 1
-        return np.zeros(3, dtype=np.float32), np.nan if self.t == 7 and self.breaks else 1.0, False, False, {}
+        return np.zeros(3, dtype=np.float32), np.nan if self.t == 7 and self.training else 1.0, False, False, {}
 
 
-class BrokenStart(Echo):
-    """Gives a first observation that is not a number, in all episodes but the one that is begun by a seed."""
+class BrokenStart(Broken):
+    """Gives a first observation that is not a number, in every training episode but the first."""
 
     def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.full(3, 0.0 if seed is not None else np.nan, dtype=np.float32), {}
+        observation, info = super().reset(seed=seed)
+        return observation + np.float32(np.nan if seed is None and self.training else 0.0), info
+
+    def step(self, action):
+        return np.zeros(3, dtype=np.float32), 1.0, False, False, {}
 
 
 class Unbounded(Successful):
@@ -59,7 +62,7 @@ class Image(Successful):
     observation_space = gym.spaces.Box(0, 255, (8, 8, 3), dtype=np.uint8)
 
 
-gym.register("successful", entry_point=Successful)  # with no limit to its episodes
+gym.register("successful", entry_point=Successful)  # without a time limit
 gym.register("echo", entry_point=Echo, max_episode_steps=10)
 gym.register("broken", entry_point=Broken, max_episode_steps=10)
 gym.register("broken-start", entry_point=BrokenStart, max_episode_steps=10)

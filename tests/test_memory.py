@@ -23,19 +23,20 @@ def test_forward_equals_unrolled_steps_with_episodes_ending_at_different_times(n
     episodes = [[torch.randn(n, X, generator=generator).double() for n in lengths[i]] for i in range(4)]
     expected = [[memory(x[None])[0] for x in episodes[i]] for i in range(4)]  # (n + 1, D) each
     state, episode, t = memory.initial_state(4), [0] * 4, [0] * 4
+
+    def assert_memories_are_those_of_forward():
+        read = memory.read(state)
+        for i in range(4):
+            torch.testing.assert_close(read[i], expected[i][episode[i]][t[i]], rtol=1e-10, atol=1e-10)
+
     for _ in range(60):
-        read = memory.read(state)
-        for i in range(4):
-            torch.testing.assert_close(read[i], expected[i][episode[i]][t[i]], rtol=1e-10, atol=1e-10)
+        assert_memories_are_those_of_forward()
         state = memory.step(torch.stack([episodes[i][episode[i]][t[i]] for i in range(4)]), state)
-        read = memory.read(state)
-        ended = torch.zeros(4, dtype=torch.bool)
-        for i in range(4):
-            t[i] += 1
-            torch.testing.assert_close(read[i], expected[i][episode[i]][t[i]], rtol=1e-10, atol=1e-10)
-            if t[i] == lengths[i][episode[i]]:
-                ended[i], episode[i], t[i] = True, episode[i] + 1, 0
-        state = memory.reset(state, ended)
+        t = [n + 1 for n in t]
+        assert_memories_are_those_of_forward()
+        ended = [t[i] == lengths[i][episode[i]] for i in range(4)]
+        episode, t = [k + end for k, end in zip(episode, ended)], [0 if end else n for n, end in zip(t, ended)]
+        state = memory.reset(state, torch.tensor(ended))
 
 
 @pytest.mark.parametrize("name", MEMORIES)
@@ -98,11 +99,15 @@ def test_mate_is_the_formula_of_the_paper():
 @torch.no_grad()
 def test_gpt2_is_one_causal_block_written_out():
     memory, x = make("ddqn_gpt2"), torch.randn(1, 5, X).double()
-    places = torch.arange(5)[:, None] / 10_000 ** (2 * torch.arange(D // 2) / D)
+    angles = torch.arange(5)[:, None] / 10_000 ** (2 * torch.arange(D // 2) / D)
     positions = torch.zeros(5, D)
-    positions[:, 0::2], positions[:, 1::2] = places.sin(), places.cos()
+    positions[:, 0::2], positions[:, 1::2] = angles.sin(), angles.cos()
     h = memory.embed(x[0]) + positions
-    q, k, v = memory.query_key_value(memory.attention_norm(h)).split(D, dim=-1)
+    norm, linear = memory.query_key_value
+    q, k, v = (torch.nn.functional.layer_norm(h, (D,), norm.weight, norm.bias) @ linear.weight.T + linear.bias).split(
+        D, -1
+    )
+    assert not memory(x)[0, 0].any()
     for t in range(5):
         weights = torch.softmax(k[: t + 1] @ q[t] / D**0.5, dim=0)
         out = h[t] + memory.attention_out(weights @ v[: t + 1])

@@ -1,66 +1,38 @@
-"""plot.py: its statistics against other computations, its figures by what is in them, and all of it from tiny runs."""
+"""benchmark/plot.py: tables against numbers computed by hand, merging of runs and CSV files, and figures."""
 
 import csv
-import json
-import os
+import math
 import shutil
-import subprocess
 import sys
 
 import matplotlib.image
 import numpy as np
 import pytest
-from conftest import ROOT, results_of, scalars_of, train_in
+import torch
+from conftest import ROOT, results_of, scalars_of, script, tiny, train_in
 from matplotlib.colors import to_rgb
 
 from benchmark import plot, runs
+from benchmark.runs import LOOKS, Run
 
 COLUMNS = "script,env_id,corridor_length,seed,step,updates,episodic_return,return_first_quarter,return_last_quarter"
-MATE, LSTM, NO_MEMORY = (runs.LOOKS[memory].color for memory in ("mate", "lstm", "markov"))
+SAC = tiny("sac_mate", max_episode_steps=8, total_timesteps=400)
 
 
 def write_curves(path, curves):
-    """A CSV file with the columns that learning.csv has, from {(script, env_id, length, seed): (steps, returns)}."""
-    rows = [COLUMNS]
-    for run, (steps, returns) in curves.items():
-        rows += [",".join(map(str, [*run, step, step // 10, value, 0, 0])) for step, value in zip(steps, returns)]
+    """A CSV file from {(script, env_id, length, seed): (returns, finished)}, an evaluation every 1,000 steps."""
+    rows = [f"{COLUMNS},success_rate,seconds,finished"]
+    for run, (returns, finished) in curves.items():
+        for i, value in enumerate(returns):
+            rows.append(",".join(map(str, [*run, 1_000 * i, 100 * i, value, i, 2 * i, "", 60 * i, int(finished)])))
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(rows) + "\n")
-    return path
 
 
-def curves_of(path, curves):
-    return plot.collect([write_curves(path, curves)], 0)[0]
-
-
-def line(ax, label):
-    [found] = [line for line in ax.get_lines() if line.get_label() == label]
-    return found
-
-
-def band(ax):
-    """(x, low, high) of the one filled area."""
-    [area] = ax.collections
-    x, y = area.get_paths()[0].vertices.T
-    steps = np.unique(x)
-    return steps, np.array([y[x == step].min() for step in steps]), np.array([y[x == step].max() for step in steps])
-
-
-def legend_of(figure):
-    [legend] = figure.legends
-    return [text.get_text() for text in legend.get_texts()], legend.get_title().get_text().replace("\n", " ")
-
-
-def assert_shows(path, *colors):
-    """The picture is not blank, and has points of each of these colours."""
-    image = matplotlib.image.imread(path)[..., :3]
-    assert min(image.shape[:2]) > 300 and len(np.unique(image.reshape(-1, 3), axis=0)) > 50
-    for color in colors:
-        assert (np.abs(image - to_rgb(color)).max(axis=-1) < 0.02).sum() > 20, f"nothing is drawn in {color}"
-
-
-def main(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["plot.py", *map(str, words)])
-    plot.main()
+def main(*words):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["plot", *map(str, words)])
+        plot.main()
 
 
 def rows_of(path):
@@ -68,345 +40,259 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
-# --------------------------------------------------------------------------------------------------------- statistics
+def assert_shows(path, *memories):
+    """The figure is not blank, and something is drawn in the colour of each of these memories."""
+    image = matplotlib.image.imread(path)[..., :3]
+    assert min(image.shape[:2]) > 300
+    for memory in memories:
+        drawn = np.abs(image - to_rgb(LOOKS[memory].color)).max(axis=-1) < 0.02
+        assert drawn.sum() > 100, f"nothing of {memory} in {path.name}"
 
 
-def test_few_seeds_are_shown_as_mean_and_standard_deviation(tmp_path):
-    returns = np.array([[0.0, 1.0, 5.0], [2.0, 1.0, 8.0], [4.0, 4.0, 2.0]])
-    curves = {("sac_mate", "ant-dir", "", seed): ([0, 100, 200], returns[seed]) for seed in range(3)}
-    figure = plot.draw_curves(curves_of(tmp_path / "c.csv", curves))
-    [ax] = figure.axes
-    mate = line(ax, "MATE")
-    spread = np.sqrt(((returns - returns.mean(axis=0)) ** 2).sum(axis=0) / 2)
-    assert mate.get_xdata().tolist() == [0, 100, 200] and np.allclose(mate.get_ydata(), [2, 2, 5])
-    steps, low, high = band(ax)
-    assert steps.tolist() == [0, 100, 200]
-    assert np.allclose(low, [2, 2, 5] - spread) and np.allclose(high, [2, 2, 5] + spread)
-    assert mate.get_color() == MATE and ax.get_title() == "ant-dir"
-    assert legend_of(figure) == (["MATE"], "mean and standard deviation over 3 seeds")
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("environment steps", "average return")
+# --------------------------------------------------------------------------------------------------------------- table
 
 
-def test_seeds_evaluated_at_other_steps_are_compared_at_the_same_ones(tmp_path):
-    """Both are straight lines, so that interpolation is exact: their mean is 3 x over the steps that both have."""
-    ours, theirs = np.array([0, 40, 110, 160]), np.array([10, 50, 90, 200])
-    curves = {("ddqn_lstm", "tmaze-passive", 20, 1): (ours, 2 * ours)}
-    curves |= {("ddqn_lstm", "tmaze-passive", 20, 2): (theirs, 4 * theirs)}
-    [ax] = plot.draw_curves(curves_of(tmp_path / "c.csv", curves)).axes
-    lstm = line(ax, "LSTM")
-    assert lstm.get_xdata().tolist() == [10, 40, 50, 90, 110, 160]
-    assert np.allclose(lstm.get_ydata(), 3 * lstm.get_xdata())
-
-
-def test_five_seeds_are_shown_as_interquartile_mean_and_bootstrap_interval(tmp_path):
-    returns = np.random.default_rng(0).normal(size=(5, 4)).round(3) * [1, 1, 5, 0] + [0, 10, 0, 1]
-    curves = {("sac_mate", "ant-dir", "", seed): ([0, 10, 20, 30], returns[seed]) for seed in range(5)}
-    figure = plot.draw_curves(curves_of(tmp_path / "c.csv", curves))
-    [ax] = figure.axes
-    middle = np.sort(returns, axis=0)[1:4].mean(axis=0)  # a quarter of five, rounded down, is cut from each end
-    assert np.allclose(line(ax, "MATE").get_ydata(), middle)
-    # The interval by hand: whole seeds drawn with replacement, many times.
-    draws = np.random.default_rng(1).integers(5, size=(20_000, 5))
-    resampled = np.sort(returns[draws], axis=1)[:, 1:4].mean(axis=1)
-    _, low, high = band(ax)
-    expected_low, expected_high = np.percentile(resampled, [2.5, 97.5], axis=0)
-    width = expected_high - expected_low
-    assert (abs(low - expected_low) <= 0.1 * width).all() and (abs(high - expected_high) <= 0.1 * width).all()
-    assert low[3] == high[3] == 1  # seeds that are all equal have an interval too, of no width
-    assert legend_of(figure)[1] == "interquartile mean and 95 % bootstrap interval over 5 seeds"
-
-
-def test_what_is_shown_is_said_for_any_mixture_of_seeds():
-    assert plot.describe([1, 1]) == "one seed"
-    assert plot.describe([3, 2, 2]) == "mean and standard deviation over 2 or 3 seeds"
-    both = "mean and standard deviation over 2 seeds; interquartile mean and 95 % bootstrap interval over 5 seeds"
-    assert plot.describe([5, 2]) == both
-
-
-# ------------------------------------------------------------------------------------------------------------ figures
-
-
-def test_the_agent_without_memory_is_a_line_and_so_are_the_optima_of_tmaze(tmp_path):
+def test_table_of_tmaze(tmp_path):
+    maze = ("tmaze-active", 50)
     curves = {
-        ("sac_markov", "ant-dir", "", 1): ([0, 10, 20], [-9, 4, 1]),
-        ("sac_markov", "ant-dir", "", 2): ([0, 10], [0, 6]),
+        ("ddqn_mate", *maze, 1): ([0, 0.5, 1.0, 0.4], True),  # reaches 0.95 at 200 updates and loses it
+        ("ddqn_mate", *maze, 2): ([0, 0.96, 0.9, 0.95], True),  # at 100 updates
+        ("ddqn_mate", *maze, 3): ([0, 0.5, 0.5, 0.5], True),  # never
+        ("ddqn_mate", *maze, 4): ([0, 1.0], False),
+        ("ddqn_lstm", *maze, 1): ([0, 0.5], True),
     }
-    curves |= {
-        ("sac_gpt2", "ant-dir", "", 1): ([0, 10], [3, 7]),
-        ("ddqn_mate", "tmaze-active", 5, 1): ([0, 10], [0, 1]),
-    }
-    curves |= {("sac_markov", "Pendulum-v1", "", 1): ([0, 10], [-500, -150])}
-    figure = plot.draw_curves(curves_of(tmp_path / "c.csv", curves))
-    tmaze, ant, pendulum = figure.axes
-    assert [ax.get_title() for ax in figure.axes] == ["tmaze-active, L=5", "ant-dir", "Pendulum-v1"]
-    assert set(line(ant, "no memory, best return").get_ydata()) == {5}  # the mean of the seeds' best, 4 and 6
-    assert line(ant, "no memory, best return").get_color() == NO_MEMORY
-    assert set(line(tmaze, "no memory, optimum").get_ydata()) == {0.5} and set(line(tmaze, "optimum").get_ydata()) == {
-        1
-    }
-    assert line(pendulum, "no memory").get_ydata().tolist() == [-500, -150]  # alone it is a curve as any other
-    labels, _ = legend_of(figure)
-    assert sorted(labels) == sorted(
-        ["MATE", "GPT-2", "no memory", "optimum", "no memory, optimum", "no memory, best return"]
-    )
-
-
-def test_best_return_against_corridor_length(tmp_path):
-    best = {("ddqn_mate", 5, 1): 0.9, ("ddqn_mate", 5, 2): 1.0, ("ddqn_mate", 9, 1): 0.8, ("ddqn_mate", 9, 2): 0.7}
-    best |= {("ddqn_lstm", 5, 1): 0.6, ("ddqn_lstm", 5, 2): 0.4}
-    curves = {
-        (name, maze, length, seed): ([0, 10, 20], [-1, value - shift, 0])
-        for maze, shift in (("tmaze-active", 0.1), ("tmaze-passive", 0.0))
-        for (name, length, seed), value in best.items()
-    }
-    curves[("sac_mate", "ant-dir", "", 1)] = ([0, 10], [0, 100])
-    figure = plot.draw_corridor(curves_of(tmp_path / "c.csv", curves))
-    assert [ax.get_title() for ax in figure.axes] == ["tmaze-passive", "tmaze-active"]
-    for ax, shift in zip(figure.axes, (0.0, 0.1)):
-        assert np.allclose(line(ax, "MATE").get_xydata(), [[5, 1.0 - shift], [9, 0.8 - shift]])
-        assert np.allclose(line(ax, "LSTM").get_xydata(), [[5, 0.6 - shift]])
-        assert set(line(ax, "no memory, optimum").get_ydata()) == {0.5}
-        assert (line(ax, "MATE").get_color(), line(ax, "LSTM").get_color()) == (MATE, LSTM)
-        assert ax.get_xticks().tolist() == [5, 9] and ax.get_xlabel() == "corridor length L"
-        single = [l.get_xydata() for l in ax.get_lines() if l.get_alpha() is not None]
-        expected = sorted((length, value - shift) for (_, length, _), value in best.items())
-        assert np.allclose(sorted(map(tuple, np.concatenate(single))), expected)
-    assert legend_of(figure)[1] == "best of 2 seeds; small and faint: each seed"
-    assert (
-        plot.draw_corridor(curves_of(tmp_path / "d.csv", {("sac_mate", "ant-dir", "", 1): ([0, 10], [0, 1])})) is None
-    )
-
-
-def test_adaptation_is_the_reward_at_t_and_in_tmaze_the_return_so_far(tmp_path):
-    (tmp_path / "a.csv").write_text(
-        "script,env_id,corridor_length,seed,t,reward\n"
-        "sac_mate,point-robot,,1,0,-3\nsac_mate,point-robot,,1,1,-1\n"
-        "sac_mate,point-robot,,2,0,-5\nsac_mate,point-robot,,2,1,-2\n"
-        "ddqn_mate,tmaze-passive,2,1,0,-0.5\nddqn_mate,tmaze-passive,2,1,1,0\nddqn_mate,tmaze-passive,2,1,2,1\n"
-    )
-    curves = write_curves(tmp_path / "c.csv", {("sac_mate", "point-robot", "", 1): ([0, 10], [0, 1])})
-    tmaze, point = plot.draw_adaptation(plot.collect([curves, tmp_path / "a.csv"], 0)[1]).axes
-    assert np.allclose(line(tmaze, "MATE").get_xydata(), [[0, -0.5], [1, -0.5], [2, 0.5]])
-    assert np.allclose(line(point, "MATE").get_xydata(), [[0, -4], [1, -1.5]])
-    assert (tmaze.get_ylabel(), point.get_ylabel()) == ("return so far", "reward at t")
-
-
-def test_memories_look_the_same_everywhere_and_can_be_told_apart():
-    names = [path.stem for path in ROOT.glob("*_*.py")]
-    assert len({runs.look(name) for name in names}) == 4
-    for field in runs.Look._fields:
-        assert len({getattr(look, field) for look in runs.LOOKS.values()}) == 4, field
-    assert runs.look("sac_mate") == runs.look("ddqn_mate") and runs.look("my_gru").label == "my_gru"
-
-
-# -------------------------------------------------------------------------------------------------------------- table
-
-
-def test_table(tmp_path, monkeypatch, capsys):
-    curves = {
-        ("ddqn_mate", "tmaze-passive", 5, 1): ([0, 10, 20], [0, 0.9, 0.5]),
-        ("sac_mate", "ant-dir", "", 1): ([0, 9], [1, 250]),
-    }
-    curves |= {("ddqn_mate", "tmaze-passive", 5, 2): ([0, 10, 30], [0, 0.7, 0.6])}
-    curves |= {("ddqn_lstm", "tmaze-passive", 5, seed): ([0, 10], [0, seed / 10]) for seed in range(6)}
-    main(monkeypatch, write_curves(tmp_path / "c.csv", curves), "--output-dir", tmp_path / "out")
-    mate, lstm, ant = rows_of(tmp_path / "out" / "table.csv")
-    assert list(mate.values())[:5] == ["ddqn_mate", "tmaze-passive", "5", "2", plot.describe([2])]
-    assert ant["best_return_low"] == ant["best_return_high"] == "" and ant["low_and_high"] == "one seed"
-    spread = np.std([0.9, 0.7], ddof=1)
-    numbers = [float(mate[f"best_return{end}"]) for end in ("", "_low", "_high")]
-    assert np.allclose(numbers, [0.8, 0.8 - spread, 0.8 + spread], atol=1e-5)
-    assert (mate["last_return"], mate["best_seed"], mate["updates"]) == ("0.55", "0.9", "2.5")
-    assert float(lstm["best_return"]) == 0.25 and float(lstm["best_seed"]) == 0.5  # 0.1 to 0.4, cut at both ends
-    assert 0 <= float(lstm["best_return_low"]) < 0.25 < float(lstm["best_return_high"]) <= 0.5
-    assert (ant["corridor_length"], ant["minutes"], ant["success_rate"]) == ("", "", "")
-
+    write_curves(tmp_path / "curves.csv", curves)
+    main(tmp_path / "curves.csv", "--output-dir", tmp_path / "out")
+    mate, under_way, lstm = rows_of(tmp_path / "out" / "table.csv")
+    assert mate == {
+        "environment": "tmaze-active, L=50", "memory": "MATE", "seeds": "3",
+        "best return": "0.820 [0.500, 1.000]", "last return": "0.617 [0.400, 0.950]",
+        "best ≥ 0.95": "2/3", "last ≥ 0.95": "1/3", "updates to 0.95": "150", "updates": "300", "minutes": "3.0",
+    }  # fmt: skip
+    assert (under_way["seeds"], under_way["best ≥ 0.95"], under_way["best return"]) == ("1 unfinished", "1/1", "1.000")
+    assert (lstm["memory"], lstm["best ≥ 0.95"], lstm["updates to 0.95"]) == ("LSTM", "0/1", "")
     text = (tmp_path / "out" / "table.md").read_text()
-    assert text in capsys.readouterr().out
-    header, _, first, second, third, _, note = text.splitlines()
-    assert header == "| environment | memory | seeds | best return | best seed | last return | updates |"
-    assert first == "| tmaze-passive, L=5 | MATE | 2 | 0.800 ± 0.141 | 0.900 | 0.550 ± 0.071 | 2 |"
-    low, high = (f"{float(lstm[f'best_return_{end}']):.3f}" for end in ("low", "high"))
-    assert second.startswith(f"| tmaze-passive, L=5 | LSTM | 6 | 0.250 [{low}, {high}] | 0.500 |")
-    assert third == "| ant-dir | MATE | 1 | 250.0 | 250.0 | 250.0 | 0 |"
-    assert "over 1 or 2 seeds; interquartile mean and 95 % bootstrap interval over 6 seeds" in note
+    assert "| tmaze-active, L=50 | MATE | 1 unfinished | 1.000 | 1.000 | 1/1 | 1/1 | 100 |" in text
+    assert_shows(tmp_path / "out" / "curves.png", "mate", "lstm")
+    assert_shows(tmp_path / "out" / "corridor.png", "mate", "lstm")
+    assert {row["finished"] for row in rows_of(tmp_path / "out" / "curves.csv") if row["seed"] == "4"} == {"0"}
 
 
-def test_the_committed_curves_can_be_drawn(tmp_path, monkeypatch):
-    source = ROOT / "benchmark" / "results" / "learning.csv"
-    main(monkeypatch, source, "--output-dir", tmp_path / "out")
-    expected = max(float(row["episodic_return"]) for row in rows_of(source) if row["script"] == "sac_lstm")
-    table = {(r["script"], r["env_id"], r["corridor_length"]): r for r in rows_of(tmp_path / "out" / "table.csv")}
-    assert float(table["sac_lstm", "point-robot", ""]["best_return"]) == pytest.approx(expected, rel=1e-5)
-    assert float(table["ddqn_mate", "tmaze-passive", "50"]["best_return"]) == 1
-    assert_shows(tmp_path / "out" / "curves.png", *(look.color for look in runs.LOOKS.values()))
-    assert_shows(tmp_path / "out" / "corridor.png", MATE, LSTM)
-    names = COLUMNS.split(",")[:6]
-    before, after = (
-        {tuple(row[name] for name in names) for row in rows_of(path)}
-        for path in (source, tmp_path / "out" / "curves.csv")
+def test_table_of_continuous_tasks(tmp_path):
+    write_curves(tmp_path / "curves.csv", {("sac_mate", "ant-dir", "", s): ([-10, s, 3 * s], True) for s in (10, 20)})
+    main(tmp_path / "curves.csv", "--output-dir", tmp_path)
+    [row] = rows_of(tmp_path / "table.csv")
+    assert row["best return"] == row["last return"] == "45.0 [30.0, 60.0]"
+    assert (row["first quarter"], row["last quarter"], row["success rate"]) == ("2.000", "4.000", "")
+    assert "success rate" not in (tmp_path / "table.md").read_text(), "columns without a value are dropped"
+    assert not (tmp_path / "corridor.png").exists()
+
+
+def test_the_mean_of_seeds_is_taken_at_common_steps_and_of_the_finished_ones(tmp_path):
+    x, theirs = np.array([0.0, 40, 110, 160]), np.array([10.0, 50, 90, 200])
+    returns = [{"step": x, "episodic_return": 2 * x, "finished": np.ones(4)}]
+    returns += [{"step": theirs, "episodic_return": 4 * theirs, "finished": np.ones(4)}]
+    returns += [{"step": x[:1], "episodic_return": x[:1] + 99, "finished": np.zeros(1)}]  # just started
+    results = {Run("sac_lstm", "ant-dir", None, i): {"curves": curves} for i, curves in enumerate(returns)}
+    [ax] = plot.draw_curves(results).axes
+    [mean] = [line for line in ax.get_lines() if line.get_label() == "LSTM"]
+    assert mean.get_xdata().tolist() == [10, 40, 50, 90, 110, 160] and np.allclose(
+        mean.get_ydata(), 3 * mean.get_xdata()
     )
-    assert before == after
+    assert len(ax.get_lines()) == 4, "and every seed"
 
 
-# --------------------------------------------------------------------------------------------------------- tiny runs
+def test_corridor_shows_every_seed_and_the_best(tmp_path):
+    values = {(20, 1): 1.0, (20, 2): 1.0, (50, 1): 0.4, (50, 2): 0.7}
+    write_curves(
+        tmp_path / "c.csv", {("ddqn_gpt2", "tmaze-passive", *run): ([0, v], True) for run, v in values.items()}
+    )
+    [ax] = plot.draw_corridor(plot.collect([tmp_path / "c.csv"])[0]).axes
+    line, *markers = [
+        line for line in ax.get_lines() if line.get_color() == LOOKS["gpt2"].color and len(line.get_xdata())
+    ]
+    assert line.get_ydata().tolist() == [1.0, 0.7]
+    assert [m.get_ydata().tolist() for m in markers] == [[1.0, 1.0], [0.4, 0.7]]
+    assert all(len(set(m.get_xdata())) == 2 for m in markers), "side by side"
+
+
+# ------------------------------------------------------------------------------------------- runs, and merging with CSV
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """A folder with runs/: two memories with two seeds on T-Maze, and two memories on point-robot."""
-    folder = tmp_path_factory.mktemp("tiny")
-    sizes = {"memory_dim": 8, "hidden_dim": 8, "batch_size": 4, "num_envs": 2, "eval_episodes": 6}
-    maze = {"corridor_length": 3, "total_episodes": 40, "learning_starts": 8, "eval_interval": 10}
-    point = {"env_id": "point-robot", "max_episode_steps": 10, "total_timesteps": 300, "learning_starts": 60}
-    point |= {"eval_interval": 100, "updates_per_step": 0.5}
-    names = ["ddqn_mate", "ddqn_mate", "ddqn_lstm", "ddqn_lstm", "sac_mate", "sac_markov"]
-    for name, seed in zip(names, [1, 2, 1, 2, 1, 1]):
-        train_in(folder, name, seed=seed, **sizes, **(maze if name.startswith("ddqn") else point))
+def sweep(tmp_path_factory):
+    """Runs of two memories and two seeds on point-robot, and one on T-Maze."""
+    folder = tmp_path_factory.mktemp("sweep")
+    for name, seed in (("sac_mate", 1), ("sac_mate", 2), ("sac_markov", 1)):
+        train_in(folder / f"{name}{seed}", name, **SAC, seed=seed)
+    train_in(folder / "maze", "ddqn_mate", **tiny("ddqn_mate"))
     return folder
 
 
-def folders_of(tiny, pattern="*"):
-    return sorted((tiny / "runs").glob(pattern))
+def run_dir(folder):
+    [path] = (folder / "runs").iterdir()
+    return path
 
 
-def test_from_runs_to_figures_and_from_csv_to_the_same_figures(tiny, tmp_path, monkeypatch):
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "benchmark" / "plot.py"), str(tiny), "--episodes", "6", "--output-dir", "out"]
-    done = subprocess.run(command, check=False, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    out = tmp_path / "out"
-    files = {"adaptation.csv", "adaptation.png", "corridor.png", "curves.csv", "curves.png", "table.csv", "table.md"}
-    assert {path.name for path in out.iterdir()} == files
-
-    curves, adaptation = rows_of(out / "curves.csv"), rows_of(out / "adaptation.csv")
-    assert ",".join(curves[0]).startswith(COLUMNS)
-    for folder in folders_of(tiny):
-        args, results = json.loads((folder / "args.json").read_text()), results_of(folder)
-        mine = [r for r in curves if (r["script"], r["seed"]) == (args["exp_name"], str(args["seed"]))]
-        assert {r["corridor_length"] for r in mine} == {"3" if "tmaze" in args["env_id"] else ""}
-        for tag in ("episodic_return", "return_first_quarter", "return_last_quarter"):
-            logged = scalars_of(folder)[f"eval/{tag}"]
-            assert [int(r["step"]) for r in mine] == [step for step, _ in logged]
-            assert np.allclose([float(r[tag]) for r in mine], [value for _, value in logged], rtol=1e-5)
-        assert int(mine[-1]["updates"]) == results["updates"]
-        assert float(mine[-1]["seconds"]) == pytest.approx(results["seconds"], rel=1e-5)
-        # Six episodes on the evaluation's seeds by the final agent are just what the script's last evaluation was.
-        rewards = [
-            float(r["reward"]) for r in adaptation if (r["script"], r["seed"]) == (args["exp_name"], str(args["seed"]))
-        ]
-        assert len(rewards) == (4 if "tmaze" in args["env_id"] else 10)
-        assert sum(rewards) == pytest.approx(results["last_return"], rel=1e-4, abs=1e-4)
-
-    assert_shows(out / "curves.png", MATE, LSTM, NO_MEMORY)
-    assert_shows(out / "corridor.png", MATE, LSTM)
-    assert_shows(out / "adaptation.png", MATE, LSTM, NO_MEMORY)
-    main(monkeypatch, out, "--output-dir", tmp_path / "again")
-    assert {path.name for path in (tmp_path / "again").iterdir()} == files
-    for name in files:
-        if name.endswith(".png"):
-            before, after = (matplotlib.image.imread(folder / name) for folder in (out, tmp_path / "again"))
-            assert np.array_equal(before, after), name
-        else:
-            assert (out / name).read_text() == (tmp_path / "again" / name).read_text(), name
+def unfinished(source, target):
+    shutil.copytree(source, target)
+    for name in ("results.json", "model.pt"):
+        (run_dir(target) / name).unlink()
 
 
-def test_runs_without_model_unfinished_or_twice(tiny, tmp_path, monkeypatch, capsys):
-    first, second = folders_of(tiny, "*ddqn_mate*")
-    for source, name in ((first, "whole"), (first, "again"), (second, "unfinished")):
-        shutil.copytree(source, tmp_path / "in" / name)
-    for name in ("again", "unfinished"):
-        (tmp_path / "in" / name / "results.json").unlink()
-        (tmp_path / "in" / name / "model.pt").unlink()
-    main(monkeypatch, tmp_path / "in", tmp_path / "in" / "whole", "--output-dir", tmp_path / "out", "--format", "pdf")
-    said = capsys.readouterr().out
-    assert "again: left out" in said and "unfinished: unfinished at step" in said and "whole:" not in said
-    rows = rows_of(tmp_path / "out" / "curves.csv")
-    assert {(r["script"], r["seed"]) for r in rows} == {("ddqn_mate", "1"), ("ddqn_mate", "2")}
-    assert {r["seed"] for r in rows_of(tmp_path / "out" / "adaptation.csv")} == {"1"}
-    assert [r["seeds"] for r in rows_of(tmp_path / "out" / "table.csv")] == [
-        "1"
-    ]  # final numbers of finished runs alone
-    assert (tmp_path / "out" / "curves.pdf").read_bytes().startswith(b"%PDF")
-    main(monkeypatch, tmp_path / "in" / "unfinished", "--output-dir", tmp_path / "alone")
-    assert {path.name for path in (tmp_path / "alone").iterdir()} == {"curves.csv", "curves.png"}
+def test_from_runs_to_tables_and_figures(sweep, tmp_path):
+    out, models, robot = tmp_path / "out", tmp_path / "models", ("point-robot", None)
+    main(sweep, "--output-dir", out, "--models", models)
+    curves = runs.read_csv(out / "curves.csv")
+    robots = [Run(*run) for run in (("sac_mate", *robot, 1), ("sac_mate", *robot, 2), ("sac_markov", *robot, 1))]
+    assert list(curves) == [Run("ddqn_mate", "tmaze-passive", 4, 1), *robots]
+    logged, results = scalars_of(run_dir(sweep / "sac_mate2")), results_of(run_dir(sweep / "sac_mate2"))
+    columns = curves[Run("sac_mate", "point-robot", None, 2)]
+    steps, returns = zip(*logged["eval/episodic_return"])
+    assert columns["step"].tolist() == list(steps) and np.allclose(columns["episodic_return"], returns, rtol=1e-4)
+    assert columns["updates"][-1] == results["updates"] and (columns["finished"] == 1).all()
+    adaptation = runs.read_csv(out / "adaptation.csv")
+    assert len(adaptation) == 3 and all(len(table["t"]) == 8 for table in adaptation.values()), "SAC's agents"
+    assert_shows(out / "curves.png", "mate", "markov")
+    assert_shows(out / "adaptation.png", "mate", "markov")
+    text = (out / "table.md").read_text()
+    assert "python sac_mate.py --env-id point-robot --num-envs 3 --max-episode-steps 8 --total-timesteps 400 " in text
+    assert "--seed SEED`, seeds 1, 2; the same for sac_markov.py\n" in text
+    # The best seed's best.pt, as its script loads it.
+    best = max((1, 2), key=lambda seed: results_of(run_dir(sweep / f"sac_mate{seed}"))["best_return"])
+    assert {path.name for path in models.iterdir()} == {
+        "sac_mate__point-robot.pt", "sac_markov__point-robot.pt", "ddqn_mate__tmaze-passive__L4.pt",
+    }  # fmt: skip
+    assert (models / "sac_mate__point-robot.pt").read_bytes() == (
+        run_dir(sweep / f"sac_mate{best}") / "best.pt"
+    ).read_bytes()
 
 
-def test_a_seed_under_way_does_not_cut_the_finished_ones_short(tmp_path):
-    curves = curves_of(
-        tmp_path / "c.csv",
-        {("sac_mate", "ant-dir", "", s): (steps, [s] * len(steps)) for s, steps in ((1, [0, 50, 100]), (2, [0, 10]))},
-    )
-    [unfinished] = [columns for run, columns in curves.items() if run.seed == 2]
-    unfinished["finished"][:] = 0
-    assert line(plot.draw_curves(curves).axes[0], "MATE").get_xydata().tolist() == [[0, 1], [50, 1], [100, 1]]
+def test_results_accumulate_and_nothing_is_lost(sweep, tmp_path, monkeypatch):
+    out, days = tmp_path / "out", [tmp_path / f"day{i}" for i in range(3)]
+    # Day 1: seed 1 is finished, seed 2 is under way, seed 3 has just been started.
+    (days[0] / "sac_mate3" / "runs" / "run").mkdir(parents=True)
+    shutil.copy(run_dir(sweep / "sac_mate1") / "args.json", run_dir(days[0] / "sac_mate3"))
+    shutil.copytree(sweep / "sac_mate1", days[0] / "sac_mate1")
+    unfinished(sweep / "sac_mate2", days[0] / "sac_mate2")
+    main(days[0], "--output-dir", out)
+    first = {name: runs.read_csv(out / f"{name}.csv") for name in ("curves", "adaptation", "commands")}
+    seed1, seed2 = (Run("sac_mate", "point-robot", None, seed) for seed in (1, 2))
+    assert first["curves"][seed2]["finished"][-1] == 0 and list(first["adaptation"]) == [seed1]
+    # Day 2: another machine, which has only seed 2, finished by now. Seed 1 is not rolled out again: it is not there.
+    shutil.copytree(sweep / "sac_mate2", days[1] / "sac_mate2")
+    main(days[1], "--output-dir", out)
+    second = {name: runs.read_csv(out / f"{name}.csv") for name in first}
+    for name in first:
+        assert list(second[name]) == [seed1, seed2]
+        for column, values in first[name][seed1].items():
+            assert np.array_equal(values, second[name][seed1][column], equal_nan=values.dtype.kind == "f")
+    assert second["curves"][seed2]["finished"][-1] == 1
+    # Day 3: an unfinished copy of what is finished here changes nothing, and no agent is rolled out again.
+    unfinished(sweep / "sac_mate2", days[2] / "sac_mate2")
+    monkeypatch.setattr(plot, "roll_out", lambda *args: pytest.fail("rolled out again"))
+    before = {name: (out / f"{name}.csv").read_bytes() for name in (*first, "table")}
+    main(days[2], days[1], "--output-dir", out)
+    main(out, "--output-dir", tmp_path / "elsewhere")
+    for folder in (out, tmp_path / "elsewhere"):
+        assert {name: (folder / f"{name}.csv").read_bytes() for name in before} == before
 
 
-def test_runs_with_other_flags_are_no_seeds_of_the_same(tiny, tmp_path, monkeypatch):
-    first, second = folders_of(tiny, "*ddqn_mate*")
-    shutil.copytree(first, tmp_path / "in" / "first")
-    shutil.copytree(second, tmp_path / "in" / "second")
-    path = tmp_path / "in" / "second" / "args.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"learning_rate": 0.5}))
-    with pytest.raises(SystemExit, match="differ in learning_rate: draw them apart"):
-        main(monkeypatch, tmp_path / "in", "--output-dir", tmp_path / "out")
+def test_models_of_runs_that_are_gone_are_kept(sweep, tmp_path):
+    out, models, model = tmp_path / "out", tmp_path / "models", "sac_mate__point-robot.pt"
+    score = {seed: results_of(run_dir(sweep / f"sac_mate{seed}"))["best_return"] for seed in (1, 2)}
+    best, other = sorted(score, key=score.get, reverse=True)
+    main(sweep / f"sac_mate{best}", "--output-dir", out, "--models", models)
+    before = (models / model).read_bytes()
+    main(sweep / f"sac_mate{other}", "--output-dir", out, "--models", models)
+    assert (models / model).read_bytes() == before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plot, "MAX_MODEL_BYTES", 10)
+        main(sweep / "sac_mate1", "--output-dir", tmp_path / "b", "--models", tmp_path / "none")
+    assert not list((tmp_path / "none").iterdir())
+
+
+def test_runs_with_other_flags_are_not_mixed(sweep, tmp_path):
+    train_in(tmp_path / "other", "sac_mate", **SAC | {"gamma": 0.9}, seed=3)
+    with pytest.raises(
+        SystemExit, match="sac_mate on point-robot was run with .* and with .* --gamma 0.9 .*separately"
+    ):
+        main(sweep, tmp_path / "other", "--output-dir", tmp_path / "out")
+    write_curves(tmp_path / "old.csv", {("sac_mate", "point-robot", "", 9): ([0, 1], True)})
+    with pytest.raises(SystemExit, match="with unknown flags and with --env-id"):
+        main(tmp_path / "old.csv", sweep, "--output-dir", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_files_of_an_earlier_call_are_not_left_beside_new_ones(tmp_path, monkeypatch):
-    (tmp_path / "out").mkdir()
-    for name in ("adaptation.csv", "corridor.png", "mine.txt"):
-        (tmp_path / "out" / name).write_text("old")
-    source = write_curves(tmp_path / "c.csv", {("sac_mate", "ant-dir", "", 1): ([0, 9], [1, 250])})
-    main(monkeypatch, source, "--output-dir", tmp_path / "out")
-    made = {path.name for path in (tmp_path / "out").iterdir()}
-    assert made == {"curves.csv", "curves.png", "table.csv", "table.md", "mine.txt"}
+@pytest.mark.parametrize("source, answer", [("nothing", "does not exist"), (".", "there are no runs")])
+def test_bad_sources_get_one_line(source, answer, tmp_path):
+    with pytest.raises(SystemExit, match=f"^error: .*{answer}") as ended:
+        main(tmp_path / source, "--output-dir", tmp_path / "out")
+    assert "\n" not in ended.value.code
 
 
-def test_no_adaptation_and_an_agent_that_cannot_be_rolled_out(tiny, tmp_path, monkeypatch, capsys):
-    [folder] = folders_of(tiny, "*sac_mate*")
-    main(monkeypatch, folder, "--no-adaptation", "--output-dir", tmp_path / "without")
-    assert not (tmp_path / "without" / "adaptation.csv").exists()
-    shutil.copytree(folder, tmp_path / "other")
-    saved = runs.load(folder / "model.pt")
-    saved["args"]["flag_of_the_past"] = 1
-    plot.runs.running.save(saved, tmp_path / "other" / "model.pt")
-    main(monkeypatch, tmp_path / "other", "--output-dir", tmp_path / "out")
-    assert "was trained by another version of sac_mate.py: no adaptation" in capsys.readouterr().out
-    assert (tmp_path / "out" / "curves.png").exists() and not (tmp_path / "out" / "adaptation.png").exists()
+@pytest.mark.parametrize("source", ["learning.csv", "figure4_old_observation"])
+def test_the_committed_curves_can_be_drawn(source, tmp_path):
+    main(ROOT / "benchmark" / "results" / source, "--output-dir", tmp_path)
+    assert_shows(tmp_path / "curves.png", "mate")
 
 
-def test_the_script_is_known_whatever_the_experiment_is_called(tiny, tmp_path):
-    [folder] = folders_of(tiny, "*ddqn_lstm__2*")
-    for name, without in (("a", ()), ("b", ("model.pt",)), ("c", ("model.pt", "checkpoint.pt"))):
-        shutil.copytree(folder, tmp_path / name)
-        args = json.loads((folder / "args.json").read_text()) | {"exp_name": "mine", "env_id": "envs:tmaze-passive"}
-        (tmp_path / name / "args.json").write_text(json.dumps(args))
-        for file in without:
-            (tmp_path / name / file).unlink()
-        expected = "mine" if name == "c" else "ddqn_lstm"
-        assert runs.identify(tmp_path / name) == (expected, "tmaze-passive", 3, 2)
+# ------------------------------------------------------------------------------------------------- episodes of an agent
 
 
-def test_bad_input_gets_one_line(tiny, tmp_path, monkeypatch):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "broken.csv").write_text(COLUMNS + "\nsac_mate,ant-dir,,1,many,0,0,0,0\n")
-    (tmp_path / "probe.csv").write_text("script,env_id,corridor_length,seed,t,score_memory\nsac_mate,ant-dir,,1,0,0\n")
-    (tmp_path / "header.csv").write_text(COLUMNS + "\n")
-    shutil.copytree(folders_of(tiny)[0], tmp_path / "damaged")
-    (tmp_path / "damaged" / "args.json").write_text("{}")
-    for words, line in (
-        (["nowhere"], "there is no nowhere"),
-        ([tmp_path / "empty"], "there are no runs below"),
-        ([tmp_path / "other.csv"], "is not a CSV file that these programs have written"),
-        ([tmp_path / "broken.csv"], "is not a CSV file that these programs have written"),
-        ([tmp_path / "probe.csv"], "holds neither learning curves nor adaptation"),
-        ([tmp_path / "header.csv"], "there is nothing to draw"),
-        ([tmp_path / "damaged"], "is not of a run of these scripts"),
-        ([tiny, "--episodes", "0"], "--episodes must be 1 or more, got 0"),
-        ([tiny, "--no-adaptation", "--output-dir", tmp_path / "other.csv"], "cannot write to"),
-    ):
-        with pytest.raises(SystemExit) as error:
-            main(monkeypatch, *words)
-        assert line in error.value.code and "\n" not in error.value.code
+@pytest.mark.parametrize("env_id", ["hopper-param", "point-robot"])  # hoppers fall: episodes of different lengths
+def test_roll_out_gives_the_episodes_of_the_evaluation(env_id, tmp_path):
+    module, T = script("sac_lstm"), 30
+    args = module.Args(**SAC | {"env_id": env_id, "max_episode_steps": T, "num_envs": 3})
+    vec, max_steps = args.make_envs(7)
+    agent = module.Agent(vec.single_observation_space.shape[0], vec.single_action_space, max_steps, args)
+    module.save(tmp_path / "model.pt", args, agent=agent.state_dict())
+    expected = module.evaluate(agent, vec, max_steps, torch.device("cpu"))
+    data = runs.roll_out(tmp_path / "model.pt", 7)  # in three rounds of three environments
+    assert data["reward"].shape == (7, T) and data["memory"].shape == (7, T, 16)
+    assert data["reward"].sum(axis=1).mean() == pytest.approx(expected["eval/episodic_return"], rel=1e-4)
+    assert data["length"].mean() == pytest.approx(expected["eval/episodic_length"])
+    after_the_end = np.arange(T) >= data["length"][:, None]
+    assert not data["obs"][after_the_end].any() and not data["reward"][after_the_end].any()
+    assert len(np.unique(data["context"], axis=0)) == 7
+    # Memories of the saved agent and of another one: m_t from x_1 ... x_t, on the same episodes.
+    assert data["memory"].any() and not np.allclose(data["memory"], data["untrained"])
+
+
+def test_success_by_task_and_forward_reward_by_direction(monkeypatch):
+    angle = np.radians([10, -40, 80, 100, 170, -170, -100, -80])
+    forward = np.outer([4, 2, 1, 3, -1, -3, 0, 8], [0.0, 1.0])  # mean over two steps: a half of these
+    data = {"reward": np.arange(16.0).reshape(8, 2), "length": np.full(8, 2), "forward": forward}
+    data |= {"context": np.stack([np.cos(angle), np.sin(angle)], axis=1)}
+    data |= {"task": np.array(["push", "reach"] * 4), "success": np.array([0, 1, 0, 1, 1, 1, 0, 0.0])}
+    monkeypatch.setattr(plot, "roll_out", lambda path, episodes: data)
+    run = Run("sac_mate", "ant-dir", None, 1)
+    curves = {name: np.ones(1) for name in ("step", "finished", "episodic_return")}
+    results = {run: {"curves": curves}}
+    list(plot.add_episodes(results, {run: ROOT}))
+    tables = results[run]
+    assert tables["adaptation"]["reward"].tolist() == [7, 8]
+    assert tables["success"]["task"].tolist() == ["all", "push", "reach"]
+    assert np.allclose(tables["success"]["success_rate"], [0.5, 0.25, 0.75])
+    assert tables["ant_directions"]["quarter"].tolist() == ["all", "+x", "+y", "-x", "-y"]
+    assert np.allclose(tables["ant_directions"]["forward_reward"], [7 / 8, 1.5, 1, -1, 2])
+    assert tables["ant_directions"]["episodes"].tolist() == [8, 2, 2, 2, 2]
+    [line] = plot.group_lines(results, "success", "task", "success_rate")
+    assert line == {
+        "environment": "ant-dir",
+        "memory": "MATE",
+        "seeds": "1",
+        "all": "0.50",
+        "push": "0.25",
+        "reach": "0.75",
+    }
+
+
+def test_csv_files_keep_numbers_texts_and_gaps(tmp_path):
+    tables = {Run("sac_mate", "ml10", None, 1): {"t": np.array([0, 1]), "x": np.array([0.5, math.nan])}}
+    tables[Run("ddqn_mate", "tmaze-active", 50, 2)] = {"t": np.array([7]), "x": np.array([1e6])}
+    runs.write_csv(tmp_path / "a.csv", tables)
+    assert runs.read_csv(tmp_path / "a.csv").keys() == tables.keys() and not list(tmp_path.glob("*.tmp"))
+    assert (tmp_path / "a.csv").read_text().splitlines()[1:] == [
+        "sac_mate,ml10,,1,0,0.5", "sac_mate,ml10,,1,1,", "ddqn_mate,tmaze-active,50,2,7,1000000",
+    ]  # fmt: skip
