@@ -39,8 +39,14 @@ MAZES = ("tmaze-passive", "tmaze-active")
 
 SMALL_SAC = {"memory_dim": 64, "hidden_dim": 128, "learning_rate": 1e-3, "tau": 0.005, "batch_size": 4, "bf16": True}
 SMALL_SAC |= {"learning_starts": 5_000, "updates_per_step": 0.1}
-SMALL_DDQN = {"learning_rate": 3e-4, "anneal_lr": True, "gamma": 0.9, "tau": 0.01, "act_with_target": True}
-SMALL_DDQN |= {"batch_size": 16, "max_grad_norm": 1.0, "learning_starts": 500, "updates_per_episode": 0.25}
+RECIPE_DDQN = {"learning_rate": 3e-4, "anneal_lr": True, "gamma": 0.9, "tau": 0.01, "act_with_target": True}
+RECIPE_DDQN |= {"batch_size": 16, "max_grad_norm": 1.0, "learning_starts": 500, "updates_per_episode": 0.25}
+POINT = SMALL_SAC | {"env_id": "point-robot", "total_timesteps": 300_000, "batch_size": 16}
+CHEETAH = SMALL_SAC | {"env_id": "cheetah-vel", "total_timesteps": 400_000}
+MAZE_50 = RECIPE_DDQN | {"env_id": "tmaze-passive", "corridor_length": 50, "total_episodes": 24_000}
+# The setting of results/figure4_old_observation, to compare T-Maze's observation in cells with the one before.
+OLD_DDQN = {"memory_dim": 64, "hidden_dim": 128, "learning_rate": 3e-4, "tau": 0.005, "batch_size": 32}
+OLD_DDQN |= {"max_grad_norm": 1.0, "num_envs": 16, "eval_interval": 500, "corridor_length": 50}
 
 
 class Setting(NamedTuple):
@@ -61,16 +67,27 @@ EXPERIMENTS = {
         for length in (200, 300, 400, 500, 600)
     ],
     ("figure3", "cpu"): [
-        Setting(SAC, (11, 12, 13), SMALL_SAC | {"env_id": "point-robot", "total_timesteps": 300_000, "batch_size": 16}),
-        Setting(SAC, (11, 12, 13), SMALL_SAC | {"env_id": "cheetah-vel", "total_timesteps": 400_000}),
+        Setting(SAC, (11, 12, 13), POINT),
+        Setting(SAC, (11, 12, 13), CHEETAH),
         Setting(SAC, (11, 12), SMALL_SAC | {"env_id": "hopper-param", "total_timesteps": 600_000}),
         Setting(SAC, (11, 12), SMALL_SAC | {"env_id": "walker-param", "total_timesteps": 600_000}),
         Setting(SAC, (11, 12), SMALL_SAC | {"env_id": "ant-dir", "total_timesteps": 1_000_000}),
         Setting(SAC, (11, 12), SMALL_SAC | {"env_id": "ml10", "total_timesteps": 1_000_000}),
     ],
+    ("observation", "cpu"): [
+        Setting(DDQN, (21, 22), OLD_DDQN | {"env_id": "tmaze-passive", "total_episodes": 8_000}),
+        Setting(
+            DDQN, (21, 22), OLD_DDQN | {"env_id": "tmaze-active", "total_episodes": 40_000, "updates_per_episode": 0.5}
+        ),
+    ],
+    ("precision", "cpu"): [  # runs of the two figures with the other value of --bf16
+        Setting(("sac_mate",), (11, 12), POINT | {"bf16": False}),
+        Setting(("sac_mate",), (11,), CHEETAH | {"bf16": False}),
+        Setting(("ddqn_mate",), (11, 12), MAZE_50 | {"bf16": True}),
+    ],
     ("figure4", "cpu"): [
         Setting(
-            DDQN, (11, 12, 13), SMALL_DDQN | {"env_id": maze, "corridor_length": length, "total_episodes": episodes}
+            DDQN, (11, 12, 13), RECIPE_DDQN | {"env_id": maze, "corridor_length": length, "total_episodes": episodes}
         )
         for maze, length, episodes in (
             ("tmaze-passive", 50, 24_000),
@@ -86,7 +103,7 @@ EXPERIMENTS = {
 
 @dataclass
 class Args:
-    experiment: tyro.conf.Positional[Literal["figure3", "figure4"]]  # of the paper
+    experiment: tyro.conf.Positional[Literal[*sorted({name for name, _ in EXPERIMENTS})]]  # of the table above
     size: Literal["paper", "cpu"] = "paper"  # the paper's sizes and budgets, or small ones for a few cores
     output_dir: Path | None = None  # default: sweeps/{experiment}-{size}
     address: str | None = None  # of a Ray cluster, for example auto; default: start Ray on this machine
@@ -111,6 +128,8 @@ class Run(NamedTuple):
 
 
 def select_runs(args):
+    if (args.experiment, args.size) not in EXPERIMENTS:
+        sys.exit(f"error: {args.experiment} has no size {args.size}")
     settings, runs = EXPERIMENTS[args.experiment, args.size], []
     folder = (args.output_dir or Path("sweeps", f"{args.experiment}-{args.size}")).absolute()
     by_seed = [[(setting, seed) for seed in args.seeds or setting.seeds] for setting in settings]

@@ -31,9 +31,10 @@ def main():
     if len(sys.argv) != 2 or Path(sys.argv[1]).stem not in SCRIPTS:
         sys.exit(f"{__doc__}\nThe scripts are {', '.join(SCRIPTS)}.")
     source = Path(sys.argv[1]).stem
+    shared = sections(source)
     for name in SCRIPTS:
         old = sections(name)
-        new = {title: sections(source)[title] if name in sharing(title, source) else text for title, text in old.items()}
+        new = {title: shared[title] if name in sharing(title, source) else text for title, text in old.items()}
         if new != old:
             (ROOT / f"{name}.py").write_text("".join(new.values()))
             print(f"{name}.py: {', '.join(title for title in old if new[title] != old[title])}")

@@ -6,6 +6,8 @@ import pytest
 import torch
 from conftest import DDQN, LENGTHS, OBS, make_batch, make_update, script, tiny, train_in, update
 
+from envs.tmaze import observe
+
 
 @pytest.mark.parametrize("name", DDQN)
 def test_double_q_loss_against_a_slow_loop(name):
@@ -80,3 +82,58 @@ def test_policies():
     agent.q[0].register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
     agent.act(torch.tensor([[1e-1, 2.0, 0.0], [100.0, -40.0, 7.0]]), torch.zeros(2, 16))
     torch.testing.assert_close(seen[0][:, :16].norm(dim=-1), torch.full((2,), 4.0), rtol=1e-4, atol=0)
+
+
+def test_flags_of_the_long_corridors(monkeypatch, tmp_path):
+    """--anneal-lr brings the learning rate down to zero, --act-with-target acts with and saves the target network."""
+    module, rates, actors = script("ddqn_mate"), [], set()
+    update_of_module, explore = module.update, module.Agent.explore
+
+    def recorded(agent, target, optimizer, batch, args):
+        rates.append(optimizer.param_groups[0]["lr"])
+        actors.add(target)
+        return update_of_module(agent, target, optimizer, batch, args)
+
+    monkeypatch.setattr(module, "update", recorded)
+    monkeypatch.setattr(module.Agent, "explore", lambda self, *rest: actors.add(self) or explore(self, *rest))
+    folder = train_in(
+        tmp_path, "ddqn_mate", **tiny("ddqn_mate", anneal_lr=True, act_with_target=True, learning_rate=1.0)
+    )
+    assert rates == sorted(rates, reverse=True) and rates[0] == pytest.approx(1 - 7 / 60, abs=0.05) and rates[-1] < 0.1
+    [target] = actors
+    saved = torch.load(folder / "model.pt", weights_only=True)["agent"]
+    assert all(torch.equal(saved[name], value) for name, value in target.state_dict().items())
+
+
+def optimal_episodes(corridor_length, scale):
+    """Both optimal episodes of the passive T-Maze, and their actions. `scale` changes the observations in cells."""
+    cells, cue = np.r_[np.arange(corridor_length + 1), corridor_length], np.zeros(corridor_length + 2)
+    obs, actions = [], []
+    for goal, turn in ((1.0, 1), (-1.0, 3)):
+        cue[0] = goal
+        y = np.r_[np.zeros(corridor_length + 1), goal]
+        obs.append(observe(cells, y, cue, corridor_length) * scale)
+        actions.append(np.r_[np.zeros(corridor_length, int), turn])
+    return torch.tensor(np.stack(obs), dtype=torch.float32), torch.tensor(np.stack(actions))
+
+
+@pytest.mark.parametrize("name, cells", [("ddqn_mate", True), ("ddqn_lstm", True), ("ddqn_mate", False)])
+def test_the_scale_of_the_maze_decides_how_fast_the_optimal_actions_are_learned(name, cells):
+    """Supervised, L = 200: in cells within some hundred updates, with x / L and a cue of 1 not in 600."""
+    module, L = script(name), 200
+    torch.manual_seed(5)
+    agent = module.Agent(3, gym.spaces.Discrete(4), L + 1, module.Args(memory_dim=64, hidden_dim=128))
+    optimizer = torch.optim.Adam(agent.parameters(), lr=1e-3)
+    obs, actions = optimal_episodes(L, 1.0 if cells else np.array([1 / L, 1, 1 / L]))
+    one_hot, reward = torch.eye(4)[actions], torch.zeros(2, L + 1)
+    reward[:, -1] = 1.0
+    x = module.transition(obs[:, :-1], one_hot, reward, obs[:, 1:])
+    values = one_hot * 0.99 ** torch.arange(L, -1, -1)[None, :, None]  # late after any other action
+    for _ in range(600):
+        q = agent(obs, agent.memory(x))[:, :-1]
+        if solved := torch.equal(q.argmax(-1), actions):
+            break
+        optimizer.zero_grad()
+        (q - values).square().mean().backward()
+        optimizer.step()
+    assert solved == cells
