@@ -10,7 +10,7 @@ Time. At time t the agent observes s_t, has the memory m_t, takes the action a_t
     m_0 ... m_T                              its memories: m_t is computed from x_1 ... x_t, m_0 is the empty memory
 
 Batches are whole episodes, padded to the longest one; padding is masked out of the losses. Every update recomputes the
-memories from the start of the episodes, so there is no stale state and no burn-in.
+memories of its episodes with the current weights: no stored states, no burn-in.
 
 Shapes. B episodes in a batch, N environments, T steps, O observation, A actions (one-hot), X = 2O + A + 1 transition,
 D memory, H hidden layer. Equation numbers are the paper's.
@@ -22,12 +22,12 @@ import ctypes
 import json
 import math
 import platform
-import signal
 import sys
 import time
 from collections import namedtuple
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from signal import SIG_DFL, SIGINT, SIGTERM, signal
 
 import gymnasium as gym
 import numpy as np
@@ -49,7 +49,7 @@ def transition(obs, action, reward, next_obs):  # x_{t+1} = (s_t, a_t, r_t, s_{t
 class Memory(nn.Module):
     """MATE: the sum m_t = E(x_1) + ... + E(x_t), Eq. (6), projected onto the sphere of radius sqrt(D), Eq. (11)."""
 
-    def __init__(self, x_dim: int, dim: int, max_steps: int):  # max_steps is used by GPT-2 only
+    def __init__(self, x_dim: int, dim: int, max_steps: int):  # max_steps: for GPT-2, unused here
         super().__init__()
         self.dim = dim
         # Transition encoder E: a linear embedding and one feed-forward block of GPT-2.
@@ -67,7 +67,7 @@ class Memory(nn.Module):
     def project(self, total):  # m_t + Psi -> sqrt(D) (m_t + Psi) / ||m_t + Psi||
         return F.rms_norm(total, (self.dim,))  # Eq. (11), scaled by sqrt(D): RMSNorm without a gain
 
-    def forward(self, x):  # (B, T, X) -> (B, T+1, D): m_0 ... m_T in parallel
+    def forward(self, x):  # (B, T, X) -> (B, T+1, D): m_0 ... m_T, normalized by Eq. (11), in parallel
         e = self.encode(x)  # (B, T, D)
         Psi = self.Psi.expand(len(x), 1, self.dim)
         total = torch.cat([Psi, e], dim=1).cumsum(dim=1)  # Eq. (6) plus Psi, in float32 also under --bf16
@@ -105,7 +105,7 @@ class Args:
     learning_rate: float = 3e-5  # of Adam (paper: 3e-5)
     anneal_lr: bool = False  # decrease the learning rate linearly to 0 over the run [ours]
     gamma: float = 0.99  # discount factor (paper: 0.99)
-    tau: float = 0.001  # step size of the target network (paper: 0.001)
+    tau: float = 0.001  # soft-update coefficient of the target network (paper: 0.001)
     max_grad_norm: float = 0.03  # gradients are clipped to this norm (paper: 0.03)
     start_epsilon: float = 1.0  # probability of a random action at the start (paper: 1)
     end_epsilon: float | None = None  # and after the exploration phase; default 1/T (paper: 1/T)
@@ -121,7 +121,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     torch_deterministic: bool = True  # if on, sets torch.backends.cudnn.deterministic
     cuda: bool = True  # use a GPU if there is one
-    bf16: bool = False  # run the forward passes of the update in bfloat16
+    bf16: bool = False  # forward passes of the update in bfloat16: up to 1.8 times faster
     capture_video: bool = False  # record one episode at every evaluation
     track: bool = False  # log to Weights & Biases as well
     wandb_project_name: str = "mate"  # project in Weights & Biases
@@ -130,18 +130,18 @@ class Args:
     def check(self):  # exit with one line on values that make no sense, before anything is written
         for name, value in vars(self).items():
             zero = name in ("seed", "gamma", "updates_per_episode", "end_epsilon", "exploration_fraction")
-            one = name in ("gamma", "tau", "start_epsilon", "end_epsilon", "exploration_fraction")
-            if type(value) in (int, float) and not (0 <= value <= (1 if one else sys.maxsize) and (value or zero)):
+            low, high = 0 if zero else 1e-300, 1 if name.endswith(("gamma", "tau", "epsilon", "fraction")) else 1e300
+            if type(value) in (int, float) and not low <= value <= high:
                 sys.exit(f"error: --{name.replace('_', '-')} {value} is out of range")
         if self.learning_starts >= self.total_episodes:
             sys.exit("error: --learning-starts must be less than --total-episodes, or nothing is learned")
 
-    def make_envs(self, num_envs, video_folder=None):  # -> environments, T (the maximum length of an episode)
-        maze = {"corridor_length": self.corridor_length} if "tmaze" in self.env_id else {}
+    def make_envs(self, n, folder=None):  # -> n environments, T (the maximum length of an episode)
+        maze = self.env_id.split(":")[-1].startswith("tmaze-")
+        kwargs = {"corridor_length": self.corridor_length} if maze else {}
+        limit, film = self.max_episode_steps, self.capture_video
         try:
-            return envs.make_vec(
-                self.env_id, num_envs, gym.spaces.Discrete, self.max_episode_steps, video_folder, **maze
-            )
+            return envs.make_vec(self.env_id, n, gym.spaces.Discrete, limit, folder, film, **kwargs)
         except (ValueError, gym.error.Error) as error:
             sys.exit(f"error: {error}")
 
@@ -217,11 +217,10 @@ class Agent(nn.Module):
         z = F.rms_norm(z, z.shape[-1:])  # state embeddings are projected onto the sphere too (Appendix B.2)
         return self.q(torch.cat([z, m], dim=-1))
 
-    # Policies: s_t (N, O), m_t (N, D) -> a_t (N, A), one-hot
-    def act(self, obs, m):  # greedy, for evaluation
+    def act(self, obs, m):  # s_t (N, O), m_t (N, D) -> a_t (N, A), one-hot: the greedy policy, for evaluation
         return F.one_hot(self(obs, m).argmax(dim=-1), self.action_dim).float()
 
-    def explore(self, obs, m, epsilon):  # epsilon-greedy, for training
+    def explore(self, obs, m, epsilon):  # the epsilon-greedy policy, for training
         random_action = F.one_hot(torch.randint(self.action_dim, (len(obs),)), self.action_dim).float()
         is_random = torch.rand(len(obs), 1) < epsilon
         return torch.where(is_random.to(obs.device), random_action.to(obs.device), self.act(obs, m))
@@ -310,7 +309,7 @@ def update(agent, target, optimizer, batch, args):
 
 
 # ------------------------------------------------------------------------------------------------------------- evaluate
-def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all runs, and no seed of training
+def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all runs, far from training seeds
     """Average performance of the deterministic policy, one episode per environment, with fixed seeds and contexts."""
     rollout, n = Rollout(vec, agent, device), vec.num_envs
     tasks = rollout.reset(seed=seed).get("task", np.full(n, None))
@@ -319,14 +318,13 @@ def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all
     while running.any():
         step = rollout.step(agent.act)
         rewards[running, lengths[running]] = step.reward[running]
-        for info in (step.infos, step.infos.get("final_info", {})):  # final_info describes the last step
+        for info in (step.infos, step.infos.get("final_info", {})):  # the last step of an episode is in final_info
             success = np.maximum(success, running * info.get("success", 0.0))  # Meta-World: success at any step
         lengths += running
         running &= ~(step.terminated | step.truncated)
 
     # Adaptation within the episode is what memory is for: compare the first and the last quarter of its steps.
-    t, length = np.arange(max_steps), lengths[:, None]
-    quarter = np.ceil(length / 4)
+    t, length, quarter = np.arange(max_steps), lengths[:, None], np.ceil(lengths[:, None] / 4)
     metrics = {
         "eval/episodic_return": rewards.sum(axis=1).mean(),
         "eval/return_standard_error": rewards.sum(axis=1).std() / math.sqrt(max(n - 1, 1)),
@@ -334,30 +332,32 @@ def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all
         "eval/return_first_quarter": (rewards * (t < quarter)).sum(axis=1).mean(),
         "eval/return_last_quarter": (rewards * (t >= length - quarter)).sum(axis=1).mean(),
     }
-    if "success" in step.infos:
+    if "success" in step.infos["final_info"]:
         metrics["eval/success_rate"] = success.mean()
         metrics |= {f"eval/success_rate/{task}": success[tasks == task].mean() for task in set(tasks) - {None}}
     return {name: float(value) for name, value in metrics.items()}
 
 
 def record_video(args, agent, folder, device):
-    vec, max_steps = args.make_envs(1, video_folder=folder)
+    vec, max_steps = args.make_envs(1, folder)
     evaluate(agent, vec, max_steps, device)
     vec.close()
 
 
 # ----------------------------------------------------------------------------------------------------------- checkpoint
 def save(path, args, **content):
-    """Write a model or a checkpoint beside and rename it, so that the file at this path is complete at any moment."""
+    """Write a model or a checkpoint to a temporary file and rename it: the file at `path` is always complete."""
     check_finite({name: value.cpu().numpy() for name, value in content["agent"].items()})  # keep the last good file
     torch.save({"script": Path(__file__).stem, "args": asdict(args), **content}, f"{path}.tmp")
     Path(f"{path}.tmp").replace(path)
 
 
 def parse_args():
-    """The arguments, and for --resume or --evaluate the saved file, whose arguments then are the defaults."""
+    """The arguments, and for --resume or --evaluate the saved file, whose arguments become the defaults."""
     args, saved = tyro.cli(Args), None
-    if path := Path(args.resume, "checkpoint.pt") if args.resume else args.evaluate:
+    if args.resume and args.evaluate:
+        sys.exit("error: use either --resume or --evaluate")
+    if path := args.evaluate if args.resume is None else Path(args.resume, "checkpoint.pt"):
         try:
             saved = torch.load(path, map_location="cpu", weights_only=True)  # tensors and plain data, never code
             if saved["script"] != Path(__file__).stem:
@@ -375,13 +375,14 @@ def parse_args():
 
 
 def open_run(args, step):
-    """The run folder and its TensorBoard writer, which drops what was logged after the checkpoint at this step."""
+    """The run folder and its TensorBoard writer. On --resume, events after the checkpoint are purged."""
     run_dir = Path(args.resume or f"runs/{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
     if args.track:
         import wandb
 
-        options = {"project": args.wandb_project_name, "entity": args.wandb_entity, "config": asdict(args)}
-        wandb.init(**options, name=run_dir.name, id=run_dir.name, sync_tensorboard=True, resume="allow")
+        options = {"project": args.wandb_project_name, "entity": args.wandb_entity, "resume": "allow"}
+        name = run_dir.name.replace(":", "-")
+        wandb.init(**options, name=name, id=name, config=asdict(args), sync_tensorboard=True)
     run_dir.mkdir(parents=True, exist_ok=args.resume is not None)
     (run_dir / "results.json").unlink(missing_ok=True)  # it marks a finished run
     (run_dir / "args.json").write_text(json.dumps(asdict(args), indent=1))
@@ -403,7 +404,7 @@ def train(args, saved=None):
     torch.manual_seed(args.seed)  # torch draws all random numbers of the agent
     torch.backends.cudnn.deterministic = args.torch_deterministic
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    if platform.libc_ver()[0] == "glibc":  # keep freed memory for the next update: saves a third of its time at T = 600
+    if platform.libc_ver()[0] == "glibc":  # keep freed memory in the process: up to a third less time per update
         ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX
         ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD
     vec, max_steps = args.make_envs(args.num_envs)
@@ -432,14 +433,14 @@ def train(args, saved=None):
     if saved is not None:
         counters = saved["counters"]
         for name, part in parts.items():
-            part.load_state_dict(saved[name])
+            part.load_state_dict(saved.pop(name))
         for generator, state in zip(generators, saved["rng"]):
             generator.set_state(state)
     run_dir, writer = open_run(args, counters["step"])
     progress = tqdm(initial=buffer.count, total=args.total_episodes, unit="episode", disable=None)
     start_time, checkpoint_time = time.time() - counters["seconds"], 0.0
-    stop, signals = [], (signal.SIGTERM, signal.SIGINT)  # on a signal the loop ends and the run is saved
-    handlers = {number: signal.signal(number, lambda number, frame: stop.append(number)) for number in signals}
+    stop = []  # a signal ends the loop and saves the run; after that, Ctrl-C kills it
+    handlers = {n: signal(n, lambda n, _: stop.append(n) or signal(SIGINT, SIG_DFL)) for n in (SIGTERM, SIGINT)}
 
     def log(scalars):
         check_finite(scalars)
@@ -495,9 +496,8 @@ def train(args, saved=None):
             if finished or stopped or time.time() - checkpoint_time > 60 * args.checkpoint_interval:
                 writer.flush()
                 counters["seconds"] = time.time() - start_time
-                state = {name: part.state_dict() for name, part in parts.items()}
-                rng = [generator.get_state() for generator in generators]
-                save(run_dir / "checkpoint.pt", args, counters=counters, rng=rng, **state)
+                state = {name: part.state_dict() for name, part in parts.items()} | {"counters": counters}
+                save(run_dir / "checkpoint.pt", args, rng=[g.get_state() for g in generators], **state)
                 checkpoint_time = time.time()
             if stopped and not finished:
                 progress.write(f"stopped at step {counters['step']}; continue with --resume {run_dir}")
@@ -508,10 +508,10 @@ def train(args, saved=None):
         (run_dir / "results.json").write_text(json.dumps(counters | {"episodes": buffer.count}, indent=1))
         progress.write(f"finished, best return {counters['best_return']:.3f}, in {run_dir}")
     except FloatingPointError as error:
-        sys.exit(f"error: {error} at step {counters['step']}; stopped, the last checkpoint in {run_dir} is kept")
+        sys.exit(f"error: {error} at step {counters['step']}; stopped, {run_dir} keeps the last good checkpoint")
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            signal(number, handler)
         for resource in (progress, writer, vec, eval_vec):
             resource.close()
 

@@ -10,7 +10,7 @@ Time. At time t the agent observes s_t, has the memory m_t, takes the action a_t
     m_0 ... m_T                              its memories: m_t is computed from x_1 ... x_t, m_0 is the empty memory
 
 Batches are whole episodes, padded to the longest one; padding is masked out of the losses. Every update recomputes the
-memories from the start of the episodes, so there is no stale state and no burn-in.
+memories of its episodes with the current weights: no stored states, no burn-in.
 
 Shapes. B episodes in a batch, N environments, T steps, O observation, A action in [-1, 1], X = 2O + A + 1 transition,
 D memory, H hidden layer, h (2D; D in sac_markov.py) features of actor and critics. Equation numbers are the paper's.
@@ -22,12 +22,12 @@ import ctypes
 import json
 import math
 import platform
-import signal
 import sys
 import time
 from collections import namedtuple
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from signal import SIG_DFL, SIGINT, SIGTERM, signal
 
 import gymnasium as gym
 import numpy as np
@@ -86,8 +86,8 @@ class Args:
     buffer_size: int = 10_000  # episodes in the replay buffer (paper: 10,000)
     learning_rate: float = 1e-4  # of Adam, for all networks (paper: 1e-4)
     gamma: float = 0.99  # discount factor (paper: 0.99)
-    tau: float = 0.001  # step size of the target critics (paper: 0.001)
-    freeze_critic: bool = True  # the actor loss updates the actor alone, Eq. (28); off: Eq. (27) (paper: on)
+    tau: float = 0.001  # soft-update coefficient of the target critics (paper: 0.001)
+    freeze_critic: bool = True  # the actor loss trains the actor alone, Eq. (28); off: Eq. (27) (paper: on)
     autotune: bool = True  # tune the entropy coefficient towards an entropy of -|A| [ours]
     alpha: float = 0.2  # entropy coefficient, or its initial value under --autotune [ours]
     memory_dim: int = 256  # D, size of memory and state embedding (paper: 256)
@@ -100,7 +100,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     torch_deterministic: bool = True  # if on, sets torch.backends.cudnn.deterministic
     cuda: bool = True  # use a GPU if there is one
-    bf16: bool = False  # run the forward passes of the update in bfloat16
+    bf16: bool = False  # forward passes of the update in bfloat16: up to 1.8 times faster
     capture_video: bool = False  # record one episode at every evaluation
     track: bool = False  # log to Weights & Biases as well
     wandb_project_name: str = "mate"  # project in Weights & Biases
@@ -108,15 +108,15 @@ class Args:
 
     def check(self):  # exit with one line on values that make no sense, before anything is written
         for name, value in vars(self).items():
-            zero, one = name in ("seed", "gamma", "updates_per_step"), name in ("gamma", "tau")
-            if type(value) in (int, float) and not (0 <= value <= (1 if one else sys.maxsize) and (value or zero)):
+            low = 0 if name in ("seed", "gamma", "updates_per_step") else 1e-300
+            if type(value) in (int, float) and not low <= value <= (1 if name in ("gamma", "tau") else 1e300):
                 sys.exit(f"error: --{name.replace('_', '-')} {value} is out of range")
         if self.learning_starts >= self.total_timesteps:
             sys.exit("error: --learning-starts must be less than --total-timesteps, or nothing is learned")
 
-    def make_envs(self, num_envs, video_folder=None):  # -> environments, T (the maximum length of an episode)
+    def make_envs(self, n, folder=None):  # -> n environments, T (the maximum length of an episode)
         try:
-            return envs.make_vec(self.env_id, num_envs, gym.spaces.Box, self.max_episode_steps, video_folder)
+            return envs.make_vec(self.env_id, n, gym.spaces.Box, self.max_episode_steps, folder, self.capture_video)
         except (ValueError, gym.error.Error) as error:
             sys.exit(f"error: {error}")
 
@@ -194,7 +194,7 @@ class Agent(nn.Module):
         self.memory = Memory(obs_dim + action_dim + 1 + obs_dim, args.memory_dim, max_steps)  # psi, with embed_state
         self.embed_state = nn.Linear(obs_dim, args.memory_dim)
         feature_dim = args.memory_dim + self.memory.dim
-        self.actor = mlp(feature_dim, args.hidden_dim, 2 * action_dim)  # phi
+        self.actor = mlp(feature_dim, args.hidden_dim, 2 * action_dim)  # phi, as in Eq. (27)
         self.critics = nn.ModuleList(mlp(feature_dim + action_dim, args.hidden_dim, 1) for _ in range(2))  # theta
         self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)), requires_grad=args.autotune)
         self.low, self.high = action_space.low, action_space.high
@@ -205,7 +205,7 @@ class Agent(nn.Module):
         return torch.cat([z, m], dim=-1)
 
     def sample(self, h):  # (..., 2D) -> action tanh(u), u ~ N(mean, std^2), (..., A) and its log-probability (...)
-        mean, log_std = self.actor(h).to(self.log_alpha.dtype).chunk(2, dim=-1)  # float32 also under --bf16
+        mean, log_std = self.actor(h).to(self.log_alpha.dtype).chunk(2, dim=-1)  # back to float32 under --bf16
         log_std = -5 + 3.5 * (log_std.tanh() + 1)  # in [-5, 2], as in CleanRL [ours]
         noise = torch.randn_like(mean)
         u = mean + log_std.exp() * noise
@@ -213,11 +213,10 @@ class Agent(nn.Module):
         log_jacobian = 2 * (math.log(2) - u - F.softplus(-2 * u))  # log(1 - tanh(u)^2), finite for every u
         return u.tanh(), (log_normal - log_jacobian).sum(dim=-1)
 
-    # Policies: s_t (N, O), m_t (N, D) -> a_t (N, A)
-    def act(self, obs, m):  # deterministic, for evaluation
+    def act(self, obs, m):  # s_t (N, O), m_t (N, D) -> a_t (N, A): the deterministic policy, for evaluation
         return self.actor(self.features(obs, m)).chunk(2, dim=-1)[0].tanh()
 
-    def explore(self, obs, m):  # stochastic, for training
+    def explore(self, obs, m):  # the stochastic policy, for training
         return self.sample(self.features(obs, m))[0]
 
     def random(self, obs, m):  # uniform, before learning starts
@@ -288,7 +287,7 @@ def update(agent, target, optimizer, batch, args):
         x = transition(obs[:, :-1], action, reward, obs[:, 1:])  # x_1 ... x_T (B, T, X)
         m = agent.memory(x)  # m_0 ... m_T (B, T+1, D)
         h = agent.features(obs, m)  # (B, T+1, 2D)
-        actor_h = h.detach() if args.freeze_critic else h  # sg(m_t) in Eq. (28)
+        actor_h = h.detach() if args.freeze_critic else h  # stop-gradient on (z_t, m_t), Eq. (28)
         new_action, log_prob = agent.sample(actor_h)  # (B, T+1, A), (B, T+1)
         alpha = agent.log_alpha.exp().detach()
 
@@ -311,7 +310,7 @@ def update(agent, target, optimizer, batch, args):
     if args.freeze_critic:  # Eq. (28): the actor loss gives gradients to the actor, none to critics and encoder
         actor_loss.backward(inputs=list(agent.actor.parameters()))
         (qf1_loss + qf2_loss + alpha_loss).backward()
-    else:  # Eq. (27): to all of them
+    else:  # Eq. (27): gradients also flow to critics and encoder
         (qf1_loss + qf2_loss + alpha_loss + actor_loss).backward()
     optimizer.step()
     with torch.no_grad():
@@ -323,7 +322,7 @@ def update(agent, target, optimizer, batch, args):
 
 
 # ------------------------------------------------------------------------------------------------------------- evaluate
-def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all runs, and no seed of training
+def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all runs, far from training seeds
     """Average performance of the deterministic policy, one episode per environment, with fixed seeds and contexts."""
     rollout, n = Rollout(vec, agent, device), vec.num_envs
     tasks = rollout.reset(seed=seed).get("task", np.full(n, None))
@@ -332,14 +331,13 @@ def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all
     while running.any():
         step = rollout.step(agent.act)
         rewards[running, lengths[running]] = step.reward[running]
-        for info in (step.infos, step.infos.get("final_info", {})):  # final_info describes the last step
+        for info in (step.infos, step.infos.get("final_info", {})):  # the last step of an episode is in final_info
             success = np.maximum(success, running * info.get("success", 0.0))  # Meta-World: success at any step
         lengths += running
         running &= ~(step.terminated | step.truncated)
 
     # Adaptation within the episode is what memory is for: compare the first and the last quarter of its steps.
-    t, length = np.arange(max_steps), lengths[:, None]
-    quarter = np.ceil(length / 4)
+    t, length, quarter = np.arange(max_steps), lengths[:, None], np.ceil(lengths[:, None] / 4)
     metrics = {
         "eval/episodic_return": rewards.sum(axis=1).mean(),
         "eval/return_standard_error": rewards.sum(axis=1).std() / math.sqrt(max(n - 1, 1)),
@@ -347,30 +345,32 @@ def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all
         "eval/return_first_quarter": (rewards * (t < quarter)).sum(axis=1).mean(),
         "eval/return_last_quarter": (rewards * (t >= length - quarter)).sum(axis=1).mean(),
     }
-    if "success" in step.infos:
+    if "success" in step.infos["final_info"]:
         metrics["eval/success_rate"] = success.mean()
         metrics |= {f"eval/success_rate/{task}": success[tasks == task].mean() for task in set(tasks) - {None}}
     return {name: float(value) for name, value in metrics.items()}
 
 
 def record_video(args, agent, folder, device):
-    vec, max_steps = args.make_envs(1, video_folder=folder)
+    vec, max_steps = args.make_envs(1, folder)
     evaluate(agent, vec, max_steps, device)
     vec.close()
 
 
 # ----------------------------------------------------------------------------------------------------------- checkpoint
 def save(path, args, **content):
-    """Write a model or a checkpoint beside and rename it, so that the file at this path is complete at any moment."""
+    """Write a model or a checkpoint to a temporary file and rename it: the file at `path` is always complete."""
     check_finite({name: value.cpu().numpy() for name, value in content["agent"].items()})  # keep the last good file
     torch.save({"script": Path(__file__).stem, "args": asdict(args), **content}, f"{path}.tmp")
     Path(f"{path}.tmp").replace(path)
 
 
 def parse_args():
-    """The arguments, and for --resume or --evaluate the saved file, whose arguments then are the defaults."""
+    """The arguments, and for --resume or --evaluate the saved file, whose arguments become the defaults."""
     args, saved = tyro.cli(Args), None
-    if path := Path(args.resume, "checkpoint.pt") if args.resume else args.evaluate:
+    if args.resume and args.evaluate:
+        sys.exit("error: use either --resume or --evaluate")
+    if path := args.evaluate if args.resume is None else Path(args.resume, "checkpoint.pt"):
         try:
             saved = torch.load(path, map_location="cpu", weights_only=True)  # tensors and plain data, never code
             if saved["script"] != Path(__file__).stem:
@@ -388,13 +388,14 @@ def parse_args():
 
 
 def open_run(args, step):
-    """The run folder and its TensorBoard writer, which drops what was logged after the checkpoint at this step."""
+    """The run folder and its TensorBoard writer. On --resume, events after the checkpoint are purged."""
     run_dir = Path(args.resume or f"runs/{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
     if args.track:
         import wandb
 
-        options = {"project": args.wandb_project_name, "entity": args.wandb_entity, "config": asdict(args)}
-        wandb.init(**options, name=run_dir.name, id=run_dir.name, sync_tensorboard=True, resume="allow")
+        options = {"project": args.wandb_project_name, "entity": args.wandb_entity, "resume": "allow"}
+        name = run_dir.name.replace(":", "-")
+        wandb.init(**options, name=name, id=name, config=asdict(args), sync_tensorboard=True)
     run_dir.mkdir(parents=True, exist_ok=args.resume is not None)
     (run_dir / "results.json").unlink(missing_ok=True)  # it marks a finished run
     (run_dir / "args.json").write_text(json.dumps(asdict(args), indent=1))
@@ -410,7 +411,7 @@ def train(args, saved=None):
     torch.manual_seed(args.seed)  # torch draws all random numbers of the agent
     torch.backends.cudnn.deterministic = args.torch_deterministic
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    if platform.libc_ver()[0] == "glibc":  # keep freed memory for the next update: saves a third of its time at T = 600
+    if platform.libc_ver()[0] == "glibc":  # keep freed memory in the process: up to a third less time per update
         ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX
         ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD
     vec, max_steps = args.make_envs(args.num_envs)
@@ -438,14 +439,14 @@ def train(args, saved=None):
     if saved is not None:
         counters = saved["counters"]
         for name, part in parts.items():
-            part.load_state_dict(saved[name])
+            part.load_state_dict(saved.pop(name))
         for generator, state in zip(generators, saved["rng"]):
             generator.set_state(state)
     run_dir, writer = open_run(args, counters["step"])
     progress = tqdm(initial=counters["step"], total=args.total_timesteps, unit="step", disable=None)
     start_time, checkpoint_time = time.time() - counters["seconds"], 0.0
-    stop, signals = [], (signal.SIGTERM, signal.SIGINT)  # on a signal the loop ends and the run is saved
-    handlers = {number: signal.signal(number, lambda number, frame: stop.append(number)) for number in signals}
+    stop = []  # a signal ends the loop and saves the run; after that, Ctrl-C kills it
+    handlers = {n: signal(n, lambda n, _: stop.append(n) or signal(SIGINT, SIG_DFL)) for n in (SIGTERM, SIGINT)}
 
     def log(scalars):
         check_finite(scalars)
@@ -498,9 +499,8 @@ def train(args, saved=None):
             if finished or stopped or time.time() - checkpoint_time > 60 * args.checkpoint_interval:
                 writer.flush()
                 counters["seconds"] = time.time() - start_time
-                state = {name: part.state_dict() for name, part in parts.items()}
-                rng = [generator.get_state() for generator in generators]
-                save(run_dir / "checkpoint.pt", args, counters=counters, rng=rng, **state)
+                state = {name: part.state_dict() for name, part in parts.items()} | {"counters": counters}
+                save(run_dir / "checkpoint.pt", args, rng=[g.get_state() for g in generators], **state)
                 checkpoint_time = time.time()
             if stopped and not finished:
                 progress.write(f"stopped at step {counters['step']}; continue with --resume {run_dir}")
@@ -511,10 +511,10 @@ def train(args, saved=None):
         (run_dir / "results.json").write_text(json.dumps(counters | {"episodes": buffer.count}, indent=1))
         progress.write(f"finished, best return {counters['best_return']:.3f}, in {run_dir}")
     except FloatingPointError as error:
-        sys.exit(f"error: {error} at step {counters['step']}; stopped, the last checkpoint in {run_dir} is kept")
+        sys.exit(f"error: {error} at step {counters['step']}; stopped, {run_dir} keeps the last good checkpoint")
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            signal(number, handler)
         for resource in (progress, writer, vec, eval_vec):
             resource.close()
 

@@ -13,6 +13,7 @@ In each of them a context is drawn at every reset and hidden from the observatio
 `context.py` holds what they share, `state.py` saves and restores unfinished episodes.
 """
 
+import functools
 import importlib
 import os
 import sys
@@ -54,6 +55,7 @@ def make_vec(
     actions: type[gym.Space] | None = None,
     max_episode_steps: int | None = None,
     video_folder: str | None = None,
+    render: bool = False,
     **kwargs,
 ) -> tuple[VectorEnv, int]:
     """`num_envs` copies of any Gymnasium environment, `id` or `module:id`, and T, the maximum length of an episode.
@@ -62,21 +64,24 @@ def make_vec(
     last one of the old episode in `infos["final_obs"]`. No step is spent on a reset, unlike in Gymnasium's default.
 
     `actions` is the kind of action space that the caller can handle, Discrete or Box: a Box must be flat and bounded,
-    and observations must be flat. With `video_folder` the first episode is recorded there. Further arguments go to the
-    environment. Bad arguments raise a ValueError of one line.
+    and observations must be flat. With `video_folder` the first episode is recorded there; `render`
+    only checks that it could be. Further arguments go to the environment. Bad arguments raise a ValueError of one line.
     """
-    try:
-        if ":" in env_id:
-            module, env_id = env_id.split(":")
+    if ":" in env_id:
+        module, env_id = env_id.rsplit(":", 1)
+        try:
             importlib.import_module(module)
+        except ImportError as error:
+            raise ValueError(f"cannot import {module}: {error}") from error
+    try:
         spec = gym.spec(env_id)
-    except (gym.error.Error, ImportError, ValueError):
+    except gym.error.Error:
         raise ValueError(f"unknown environment {env_id!r}: try {', '.join(IDS)} or any id of Gymnasium's") from None
     if max_episode_steps is not None:
-        if env_id.startswith("tmaze"):
+        if env_id.startswith("tmaze-"):
             raise ValueError("the length of a T-Maze episode follows from corridor_length, not max_episode_steps")
         kwargs["max_episode_steps"] = max_episode_steps
-    if video_folder is not None:
+    if render or video_folder is not None:
         check_rendering(env_id)
     if env_id in IDS and spec.vector_entry_point is not None and video_folder is None:
         vec = gym.make_vec(env_id, num_envs, **kwargs)  # our own vectors reset on the same step
@@ -109,6 +114,7 @@ def check_spaces(env_id, observation_space, action_space, actions):
         raise ValueError(f"{env_id} has actions {action_space}, {kind} is needed")
 
 
+@functools.lru_cache  # once per process
 def check_rendering(env_id):
     """Renders one picture, so that a missing graphics library is reported before a run begins."""
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
@@ -122,6 +128,6 @@ def check_rendering(env_id):
         env.close()
     except Exception as error:  # the graphics libraries raise errors of many kinds
         raise ValueError(
-            f"cannot render {env_id} ({type(error).__name__}). Without a screen MuJoCo needs EGL "
+            f"cannot render {env_id} ({type(error).__name__}). MuJoCo without a screen needs EGL "
             "(Debian and Ubuntu: apt install libegl1 libegl-mesa0 libgl1-mesa-dri) and MUJOCO_GL=egl"
         ) from error

@@ -124,7 +124,7 @@ def test_make_vec_tells_the_longest_episode_and_resets_on_the_same_step():
     for bad, options, answer in (
         ("endless", {}, "without a time limit"),
         ("tmaze-passive", {"max_episode_steps": 5}, "follows from corridor_length"),
-        ("no_such_module:ant-dir", {}, "unknown environment"),
+        ("no_such_module:ant-dir", {}, "cannot import no_such_module"),
         ("ant-direction", {}, "unknown environment.*tmaze-passive.*ant-dir"),
         ("no such thing", {}, "unknown environment"),
         ("cheetah-vel", {"actions": gym.spaces.Discrete}, "has actions Box.*Discrete is needed"),

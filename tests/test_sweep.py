@@ -258,8 +258,8 @@ def test_a_run_waits_for_a_script_that_is_still_saving_in_its_folder(monkeypatch
 
 
 @pytest.mark.parametrize("experiment", sweep.EXPERIMENTS)
-def test_the_flags_of_the_experiments_are_those_of_the_scripts(experiment):
-    runs = sweep.select_runs(sweep.Args(*experiment))
+def test_the_flags_of_the_experiments_are_those_of_the_scripts(experiment, tmp_path):
+    runs = sweep.select_runs(sweep.Args(*experiment, output_dir=tmp_path))
     assert len(runs) == {("figure3", "paper"): 4 * 5 * 3, ("figure4", "paper"): 3 * 2 * 5 * 2}.get(
         experiment, len(runs)
     )
