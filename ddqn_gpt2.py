@@ -120,7 +120,6 @@ class Args:
     start_epsilon: float = 1.0  # probability of a random action at the start (paper: 1)
     end_epsilon: float | None = None  # and after the exploration phase; default 1/T (paper: 1/T)
     exploration_fraction: float = 0.1  # part of the episodes over which epsilon falls linearly (paper: 0.1)
-    act_with_target: bool = False  # act with the target network: averaged weights, so less noise, but a lag [ours]
     memory_dim: int = 128  # D, size of memory and state embedding (paper: 128)
     hidden_dim: int = 256  # H, width of the two hidden layers of the Q-network (paper: 256)
     eval_interval: int = 1_000  # episodes between evaluations
@@ -424,8 +423,7 @@ def train(args, saved=None):
     target = copy.deepcopy(agent).requires_grad_(False)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     buffer = ReplayBuffer(args.buffer_size, args.num_envs, max_steps, obs_dim, agent.action_dim)
-    actor = target if args.act_with_target else agent
-    rollout = Rollout(vec, actor, device)
+    rollout = Rollout(vec, agent, device)
 
     # EVALUATE A SAVED MODEL
     if args.evaluate:
@@ -458,14 +456,14 @@ def train(args, saved=None):
             writer.add_scalar(name, value, counters["step"])
 
     def evaluate_and_log():
-        metrics = evaluate(actor, eval_vec, max_steps, device)
+        metrics = evaluate(agent, eval_vec, max_steps, device)
         log(metrics | {"charts/updates": counters["updates"]})
         counters["last_return"] = metrics["eval/episodic_return"]
         if counters["last_return"] > counters["best_return"]:
             counters["best_return"] = counters["last_return"]
-            save(run_dir / "best.pt", args, agent=actor.state_dict())
+            save(run_dir / "best.pt", args, agent=agent.state_dict())
         if args.capture_video:
-            record_video(args, actor, run_dir / "videos" / f"step-{counters['step']}", device)
+            record_video(args, agent, run_dir / "videos" / f"step-{counters['step']}", device)
         line = f"episodes {buffer.count}  steps {counters['step']}  updates {counters['updates']}"
         progress.write(f"{line}  return {counters['last_return']:.3f}  {time.time() - start_time:.0f} s")
 
@@ -475,7 +473,7 @@ def train(args, saved=None):
         while buffer.count < args.total_episodes:
             # ACT, one step in every environment
             epsilon, episodes_before = epsilon_at(buffer.count, max_steps, args), buffer.count
-            step = rollout.step(lambda obs, m, epsilon=epsilon: actor.explore(obs, m, epsilon))
+            step = rollout.step(lambda obs, m, epsilon=epsilon: agent.explore(obs, m, epsilon))
             counters["step"] += args.num_envs
 
             # STORE
@@ -514,7 +512,7 @@ def train(args, saved=None):
                 sys.exit(128 + stop[0])
 
         # REPORT
-        save(run_dir / "model.pt", args, agent=actor.state_dict())
+        save(run_dir / "model.pt", args, agent=agent.state_dict())
         (run_dir / "results.json").write_text(json.dumps(counters | {"episodes": buffer.count}, indent=1))
         progress.write(f"finished, best return {counters['best_return']:.3f}, in {run_dir}")
     except FloatingPointError as error:
