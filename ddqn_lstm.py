@@ -93,6 +93,7 @@ class Args:
     batch_size: int = 64  # episodes in a batch (paper: 64)
     buffer_size: int = 10_000  # episodes in the replay buffer (paper: 10,000)
     learning_rate: float = 3e-5  # of Adam (paper: 3e-5)
+    adam_eps: float = 1e-8  # epsilon of Adam: a larger one takes smaller steps where gradients are small [ours]
     anneal_lr: bool = False  # decrease the learning rate linearly to 0 over the run [ours]
     gamma: float = 0.99  # discount factor (paper: 0.99)
     tau: float = 0.001  # soft-update coefficient of the target network (paper: 0.001)
@@ -200,6 +201,10 @@ class Agent(nn.Module):
         feature_dim, H = args.memory_dim + self.memory.dim, args.hidden_dim
         hidden = nn.Linear(feature_dim, H), nn.ReLU(), nn.Linear(H, H), nn.ReLU()
         self.q = nn.Sequential(*hidden, nn.Linear(H, self.action_dim))
+        # Q starts close to 0 [ours]: a wrong initial value fades by a factor of gamma every 1 / tau updates only, and a
+        # negative one at the end of the corridor keeps the greedy policy from ever going there.
+        nn.init.orthogonal_(self.q[-1].weight, 0.01)
+        nn.init.zeros_(self.q[-1].bias)
 
     def forward(self, obs, m):  # (..., O), (..., D) -> Q-values (..., A)
         z = self.embed_state(obs)
@@ -401,7 +406,7 @@ def train(args, saved=None):
     obs_dim = vec.single_observation_space.shape[0]
     agent = Agent(obs_dim, vec.single_action_space, max_steps, args).to(device)
     target = copy.deepcopy(agent).requires_grad_(False)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
     buffer = ReplayBuffer(args.buffer_size, args.num_envs, max_steps, obs_dim, agent.action_dim)
     rollout = Rollout(vec, agent, device)
 
