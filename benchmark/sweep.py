@@ -39,8 +39,8 @@ MAZES = ("tmaze-passive", "tmaze-active")
 
 SMALL_SAC = {"memory_dim": 64, "hidden_dim": 128, "learning_rate": 1e-3, "tau": 0.005, "batch_size": 4, "bf16": True}
 SMALL_SAC |= {"learning_starts": 5_000, "updates_per_step": 0.1}
-RECIPE_DDQN = {"learning_rate": 3e-4, "anneal_lr": True, "tau": 0.005, "batch_size": 16, "max_grad_norm": 1.0}
-RECIPE_DDQN |= {"learning_starts": 500, "updates_per_episode": 0.25}
+RECIPE_DDQN = {"learning_rate": 1e-3, "adam_eps": 3e-7, "anneal_lr": True, "tau": 0.005, "max_grad_norm": 1.0}
+RECIPE_DDQN |= {"batch_size": 16, "learning_starts": 500, "updates_per_episode": 0.25}
 POINT = SMALL_SAC | {"env_id": "point-robot", "total_timesteps": 300_000, "batch_size": 16}
 CHEETAH = SMALL_SAC | {"env_id": "cheetah-vel", "total_timesteps": 400_000}
 MAZE_50 = RECIPE_DDQN | {"env_id": "tmaze-passive", "corridor_length": 50, "total_episodes": 24_000}
@@ -91,11 +91,11 @@ EXPERIMENTS = {
         )
         for maze, length, episodes in (
             ("tmaze-passive", 50, 24_000),
-            ("tmaze-passive", 100, 40_000),
             ("tmaze-active", 50, 40_000),
-            ("tmaze-active", 100, 60_000),
-            ("tmaze-passive", 200, 60_000),
-            ("tmaze-active", 200, 60_000),
+            ("tmaze-passive", 100, 32_000),
+            ("tmaze-passive", 200, 40_000),
+            ("tmaze-active", 100, 80_000),
+            ("tmaze-active", 200, 80_000),
         )
     ],
 }
