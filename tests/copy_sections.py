@@ -6,7 +6,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted(path.stem for path in ROOT.glob("*_*.py"))  # ddqn_gpt2, ddqn_lstm, ...
-BY_MEMORY, BY_ALGORITHM = ("memory",), ("args", "agent", "update", "train")  # all other sections are equal everywhere
 
 
 def sections(name):
@@ -17,14 +16,11 @@ def sections(name):
     return dict(zip(titles, texts))
 
 
-def sharing(section, name):
-    """The scripts that have this section in common with `name`, which is one of them."""
+def owner(section, name):
+    """What the scripts in which this section is equal have in common: the memory, the algorithm, or nothing."""
     algorithm, memory = name.split("_")
-    if section in BY_MEMORY:
-        return [other for other in SCRIPTS if other.endswith(memory)]
-    if section in BY_ALGORITHM:
-        return [other for other in SCRIPTS if other.startswith(algorithm)]
-    return [name] if section == "" else SCRIPTS
+    owners = {"": name, "memory": memory} | dict.fromkeys(("args", "agent", "update", "train"), algorithm)
+    return owners.get(section, "all scripts")
 
 
 def main():
@@ -34,7 +30,7 @@ def main():
     shared = sections(source)
     for name in SCRIPTS:
         old = sections(name)
-        new = {title: shared[title] if name in sharing(title, source) else text for title, text in old.items()}
+        new = {title: shared[title] if owner(title, name) == owner(title, source) else old[title] for title in old}
         if new != old:
             (ROOT / f"{name}.py").write_text("".join(new.values()))
             print(f"{name}.py: {', '.join(title for title in old if new[title] != old[title])}")

@@ -31,40 +31,34 @@ class Echo(Successful):
         return np.zeros(3, dtype=np.float32), float(action[0]), False, False, {}
 
 
-class Broken(Echo):
-    """Gives a reward that is not a number at its seventh step, in training: evaluation has larger seeds."""
+class NotANumber(Echo):
+    """Gives what is not a number, in training: evaluation has larger seeds."""
+
+    def __init__(self, what):
+        self.what = what  # the reward of the seventh step, or the start of every episode but the first
 
     def reset(self, *, seed=None, options=None):
         self.training = seed < 1000 if seed is not None else self.training
-        return super().reset(seed=seed)
+        observation, info = super().reset(seed=seed)
+        broken = self.what == "start" and self.training and seed is None
+        return observation + np.float32(np.nan if broken else 0.0), info
 
     def step(self, action):
         self.t += 1
-        return np.zeros(3, dtype=np.float32), np.nan if self.t == 7 and self.training else 1.0, False, False, {}
-
-
-class BrokenStart(Broken):
-    """Gives a first observation that is not a number, in every training episode but the first."""
-
-    def reset(self, *, seed=None, options=None):
-        observation, info = super().reset(seed=seed)
-        return observation + np.float32(np.nan if seed is None and self.training else 0.0), info
-
-    def step(self, action):
-        return np.zeros(3, dtype=np.float32), 1.0, False, False, {}
-
-
-class Unbounded(Successful):
-    action_space = gym.spaces.Box(-np.inf, np.inf, (2,))
+        broken = self.what == "reward" and self.training and self.t == 7
+        return np.zeros(3, dtype=np.float32), np.nan if broken else 1.0, False, False, {}
 
 
 class Image(Successful):
     observation_space = gym.spaces.Box(0, 255, (8, 8, 3), dtype=np.uint8)
 
 
+class Unbounded(Successful):
+    action_space = gym.spaces.Box(-np.inf, np.inf, (2,))
+
+
 gym.register("successful", entry_point=Successful)  # without a time limit
-gym.register("echo", entry_point=Echo, max_episode_steps=10)
-gym.register("broken", entry_point=Broken, max_episode_steps=10)
-gym.register("broken-start", entry_point=BrokenStart, max_episode_steps=10)
-gym.register("unbounded", entry_point=Unbounded, max_episode_steps=5)
-gym.register("image", entry_point=Image, max_episode_steps=5)
+for name, environment in {"echo": Echo, "image": Image, "unbounded": Unbounded}.items():
+    gym.register(name, entry_point=environment, max_episode_steps=10)
+for what in ("reward", "start"):
+    gym.register(f"nan-{what}", entry_point=NotANumber, max_episode_steps=10, kwargs={"what": what})

@@ -2,32 +2,23 @@
 
 import inspect
 import re
-import shutil
-import subprocess
-import sys
 from dataclasses import fields
 
 import pytest
-from conftest import DDQN, ROOT, SAC, SCRIPTS, flags, script, tiny
+from conftest import ROOT, SCRIPTS, call, script
+from copy_sections import owner, sections
 
 ORDER = ["imports", "memory", "args", "replay buffer", "agent", "rollout", "update", "evaluate", "checkpoint", "train"]
-OF_THE_ALGORITHM = ("args", "agent", "update", "train")
-
-
-def sections(name):
-    """The docstring and the sections of a script by name, which together are the whole file."""
-    text = (ROOT / f"{name}.py").read_text()
-    headers = list(re.finditer(r"^# -{20,} ([a-z ]+)$", text, re.M))
-    assert all(len(h.group()) == 120 for h in headers), "headers end in the same column"
-    starts = [h.start() for h in headers] + [len(text)]
-    return text[: starts[0]], {h.group(1): text[a:b] for h, a, b in zip(headers, starts, starts[1:])}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_script_has_the_sections_in_order_and_is_short_enough(name):
-    docstring, parts = sections(name)
-    assert list(parts) == ORDER
+    docstring, *parts = sections(name).values()
+    assert list(sections(name)) == ["", *ORDER]
     assert re.fullmatch(r'""".*"""\n\n', docstring, re.S), "nothing but a docstring before the first section"
+    sibling = sections(f"{name.split('_')[0]}_mate")[""]
+    assert docstring.split("\nTime.")[1] == sibling.split("\nTime.")[1], "time and shapes in the same words"
+    assert all(part.index("\n") == 120 for part in parts), "headers end in the same column"
     lines = (ROOT / f"{name}.py").read_text().splitlines()
     assert len(lines) <= 550 and max(map(len, lines)) <= 120
 
@@ -36,42 +27,18 @@ def test_every_script_has_the_sections_in_order_and_is_short_enough(name):
 def test_what_is_shared_is_equal_to_the_byte(section):
     copies = {}
     for name in SCRIPTS:
-        algorithm, memory = name.split("_")
-        owner = memory if section == "memory" else algorithm if section in OF_THE_ALGORITHM else "all scripts"
-        copies.setdefault(owner, {}).setdefault(sections(name)[1][section], []).append(name)
-    for owner, versions in copies.items():
-        assert len(versions) == 1, f"{section} of {owner} differs between {' and '.join(map(str, versions.values()))}"
-
-
-@pytest.mark.parametrize("names", [DDQN, SAC])
-def test_docstrings_explain_time_and_shapes_in_the_same_words(names):
-    assert len({sections(name)[0].split("\nTime.")[1] for name in names}) == 1
-
-
-def test_a_script_needs_envs_and_nothing_else_of_ours(tmp_path):
-    """Copied with envs/ into an empty folder, it runs."""
-    shutil.copytree(ROOT / "envs", tmp_path / "envs")
-    shutil.copy(ROOT / "ddqn_mate.py", tmp_path)
-    command = [sys.executable, "ddqn_mate.py", *flags(**tiny("ddqn_mate", total_episodes=20))]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and not done.stderr, done.stderr
-    assert len(list(tmp_path.glob("runs/*/model.pt"))) == 1
-    for path in (ROOT / "envs").glob("*.py"):
-        assert not re.search(r"\b(torch|tyro|argparse|tensorboard)\b", path.read_text()), (
-            f"{path} is not about environments"
-        )
-
-
-# ---------------------------------------------------------------------------------------------------------------- flags
+        copies.setdefault(owner(section, name), {}).setdefault(sections(name)[section], []).append(name)
+    for shared, versions in copies.items():
+        assert len(versions) == 1, f"{section} of {shared} differs between {' and '.join(map(str, versions.values()))}"
+    assert len(copies) == {"memory": 4, "args": 2, "agent": 2, "update": 2, "train": 2}.get(section, 1)
 
 
 @pytest.mark.parametrize("name", ["ddqn_mate", "sac_mate"])
 def test_every_flag_is_read_and_its_comment_is_its_help(name, monkeypatch, capsys):
     module, text = script(name), (ROOT / f"{name}.py").read_text()
-    monkeypatch.setattr(sys, "argv", ["script.py", "--help"])
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit):
-        module.parse_args()
+        call(module.parse_args, "--help")
     help_text = " ".join(re.sub(r"[│─╭╮╰╯]", " ", capsys.readouterr().out).split())
     source = inspect.getsource(module.Args)
     for field in fields(module.Args):
