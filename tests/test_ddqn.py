@@ -49,11 +49,14 @@ def test_epsilon_falls_linearly_to_one_over_T_over_a_tenth_of_the_run(monkeypatc
 
     # In a run, and so does the learning rate with --anneal-lr.
     epsilons = spy(monkeypatch, module.Agent, "explore", lambda agent, obs, m, epsilon: epsilon)
-    rates = spy(monkeypatch, module, "update", lambda agent, target, optimizer, *_: optimizer.param_groups[0]["lr"])
+    settings = spy(monkeypatch, module, "update", lambda agent, target, optimizer, *_: dict(optimizer.param_groups[0]))
     changes = {"exploration_fraction": 0.5, "end_epsilon": 0.3, "anneal_lr": True, "learning_rate": 1.0}
+    changes |= {"adam_eps": 0.01}
     train_in(tmp_path, "ddqn_mate", **tiny("ddqn_mate", **changes))
     assert epsilons[0] == 1.0 and epsilons[-1] == pytest.approx(0.3) and sorted(epsilons, reverse=True) == epsilons
     assert len(set(epsilons)) > 10
+    rates = [setting["lr"] for setting in settings]
+    assert {setting["eps"] for setting in settings} == {0.01}
     assert rates == sorted(rates, reverse=True) and rates[0] == pytest.approx(1 - 7 / 60, abs=0.05) and rates[-1] < 0.1
 
 
@@ -62,6 +65,7 @@ def test_policies():
     torch.manual_seed(0)
     agent = module.Agent(3, gym.spaces.Discrete(4, start=-1), 5, module.Args(memory_dim=16, hidden_dim=16))
     obs, m = torch.randn(1, 3).expand(4000, 3), torch.randn(1, 16).expand(4000, 16)
+    assert 0 < agent(obs, m).abs().max() < 0.05, "a wrong initial value would take long to fade"
     greedy = agent.act(obs, m)
     assert greedy.sum(-1).eq(1).all() and torch.equal(greedy.argmax(-1), agent(obs, m).argmax(-1))
     assert torch.equal(agent.explore(obs, m, 0.0), greedy)
