@@ -87,15 +87,16 @@ EXPERIMENTS = {
     ],
     ("figure4", "cpu"): [
         Setting(
-            DDQN, (11, 12, 13), RECIPE_DDQN | {"env_id": maze, "corridor_length": length, "total_episodes": episodes}
+            DDQN, seeds, RECIPE_DDQN | {"env_id": maze, "corridor_length": length, "total_episodes": episodes} | more
         )
-        for maze, length, episodes in (
-            ("tmaze-passive", 50, 24_000),
-            ("tmaze-active", 50, 40_000),
-            ("tmaze-passive", 100, 32_000),
-            ("tmaze-passive", 200, 40_000),
-            ("tmaze-active", 100, 80_000),
-            ("tmaze-active", 200, 80_000),
+        for maze, length, episodes, more, seeds in (
+            ("tmaze-passive", 50, 24_000, {}, (11, 12, 13)),
+            ("tmaze-active", 50, 64_000, {}, (11, 12, 13)),
+            ("tmaze-passive", 100, 32_000, {}, (11, 12, 13)),
+            ("tmaze-passive", 200, 40_000, {}, (11, 12, 13)),
+            # Active: the value of having looked reaches the start after about L / tau updates.
+            ("tmaze-active", 100, 80_000, {"updates_per_episode": 0.4}, (11, 12, 13)),
+            ("tmaze-active", 200, 80_000, {"updates_per_episode": 0.75}, (11,)),
         )
     ],
 }
