@@ -91,12 +91,12 @@ EXPERIMENTS = {
         )
         for maze, length, episodes, more, seeds in (
             ("tmaze-passive", 50, 24_000, {}, (11, 12, 13)),
-            ("tmaze-active", 50, 64_000, {}, (11, 12, 13)),
+            ("tmaze-active", 50, 64_000, {}, (12, 13, 14)),
             ("tmaze-passive", 100, 32_000, {}, (11, 12, 13)),
             ("tmaze-passive", 200, 40_000, {}, (11, 12, 13)),
-            # Active: the value of having looked reaches the start after about L / tau updates.
-            ("tmaze-active", 100, 80_000, {"updates_per_episode": 0.4}, (11, 12, 13)),
-            ("tmaze-active", 200, 80_000, {"updates_per_episode": 0.75}, (11,)),
+            # Active: the value of having looked reaches the start after about L / tau updates. Seed 11 told us.
+            ("tmaze-active", 100, 80_000, {"updates_per_episode": 0.4}, (12, 13, 14)),
+            ("tmaze-active", 200, 80_000, {"updates_per_episode": 0.75}, (12,)),
         )
     ],
 }
