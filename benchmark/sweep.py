@@ -94,7 +94,7 @@ EXPERIMENTS = {
             ("tmaze-active", 50, 64_000, {}, (12, 13, 14)),
             ("tmaze-passive", 100, 32_000, {}, (11, 12, 13)),
             ("tmaze-passive", 200, 40_000, {}, (11, 12, 13)),
-            # Active: the value of having looked reaches the start after about L / tau updates. Seed 11 told us.
+            # Active: the value of having looked reaches the start after about L / tau updates (seen with seed 11).
             ("tmaze-active", 100, 80_000, {"updates_per_episode": 0.4}, (12, 13, 14)),
             ("tmaze-active", 200, 80_000, {"updates_per_episode": 0.75}, (12,)),
         )
