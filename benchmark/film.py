@@ -6,7 +6,6 @@
 Contexts are those of info["context"]: a speed, the two coordinates of a direction or goal, 1 or -1 in T-Maze.
 """
 
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import tyro
 from PIL import Image, ImageDraw
 
 import envs
+from benchmark.runs import load
 
 
 @dataclass
@@ -33,12 +33,7 @@ class Args:
 @torch.no_grad()
 def film(model: Path, context: list[float], args: Args) -> list[Image.Image]:
     """Pictures of one episode of the deterministic policy in this context."""
-    saved = torch.load(model, map_location="cpu", weights_only=True)
-    module = importlib.import_module(saved["script"])
-    script_args = module.Args(**saved["args"])
-    vec, max_steps = script_args.make_envs(1)
-    agent = module.Agent(vec.single_observation_space.shape[0], vec.single_action_space, max_steps, script_args)
-    agent.load_state_dict(saved["agent"])
+    script, script_args, agent, *_ = load(model, num_envs=1)
     envs.check_rendering(script_args.env_id)  # sets MuJoCo up for a machine without a screen
     kwargs = {"max_episode_steps": script_args.max_episode_steps}
     if "tmaze-" in script_args.env_id:
@@ -59,7 +54,7 @@ def film(model: Path, context: list[float], args: Args) -> list[Image.Image]:
     while not ended:
         action = agent.act(tensor(obs), agent.memory.read(state))
         next_obs, reward, terminated, truncated, _ = env.step(agent.to_env(action.numpy())[0])
-        state = agent.memory.step(module.transition(tensor(obs), action, tensor(reward), tensor(next_obs)), state)
+        state = agent.memory.step(script.transition(tensor(obs), action, tensor(reward), tensor(next_obs)), state)
         obs, ended = next_obs, terminated or truncated
         frames.append(env.render())
     env.close()
@@ -70,6 +65,7 @@ def film(model: Path, context: list[float], args: Args) -> list[Image.Image]:
 
 def label(picture, text):
     draw = ImageDraw.Draw(picture)
+    draw.line((0, 0, 0, picture.height), fill="white", width=2)  # between two panels
     draw.rectangle((0, 0, 8 + draw.textlength(text), 16), fill="white")
     draw.text((4, 2), text, fill="black")
     return picture

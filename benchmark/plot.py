@@ -21,7 +21,6 @@ import json
 import logging
 import math
 import shlex
-import shutil
 import sys
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -42,14 +41,13 @@ TABLES = ("curves", "commands", "adaptation", "success", "ant_directions")  # CS
 SOLVED = 0.95  # average return from which on a T-Maze counts as solved; its optimum is 1, without memory 0.5
 EPISODES = 100  # of each final agent
 IRRELEVANT = ("seed", "exp_name", "resume", "evaluate", "checkpoint", "cuda", "capture", "track", "wandb")
-MAX_MODEL_BYTES = 1_000_000
 
 
 @dataclass
 class Args:
     sources: tyro.conf.Positional[tuple[Path, ...]]  # folders with runs, or with CSV files of this program
     output_dir: Path  # for CSV files, tables and figures
-    models: Path | None = None  # folder for best.pt of the best seed of each script and environment
+    models: Path | None = None  # folder for the best seed of each script and environment, in half precision
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -171,7 +169,7 @@ def by_panel(results, name):
 def make_axes(panels, xlabel, ylabel):
     columns = 2 if len(panels) == 4 else min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(WIDTH * max(columns, 1.5) / 3, 1.7 * rows + 0.8), layout="constrained")
+    figure = Figure(figsize=(WIDTH * max(columns, 2) / 3, 1.7 * rows + 0.8), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for ax in axes[len(panels) :]:
         ax.remove()
@@ -207,14 +205,16 @@ def draw_seeds(ax, script, curves, mean_of):
 
 
 def draw_curves(results):
-    panels = by_panel(results, "curves")
-    figure, axes = make_axes([title(environment) for environment in panels], "environment steps", "average return")
-    for ax, (environment, scripts) in zip(axes, panels.items()):
+    panels = []  # (title, column of curves.csv, environment, {script: seeds})
+    for environment, scripts in by_panel(results, "curves").items():
+        panels.append((title(environment), "episodic_return", environment, scripts))
+        if any(np.isfinite(seed["success_rate"]).any() for seeds in scripts.values() for seed in seeds):
+            panels.append((f"{title(environment)}, success rate", "success_rate", environment, scripts))
+    figure, axes = make_axes([panel[0] for panel in panels], "environment steps", "average return")
+    for ax, (_, column, environment, scripts) in zip(axes, panels):
         for script, seeds in scripts.items():
             finished = [seed for seed in seeds if seed["finished"][-1]]  # one under way would cut the mean short
-            curves, mean_of = (
-                [(s["step"], s["episodic_return"]) for s in group] for group in (seeds, finished or seeds)
-            )
+            curves, mean_of = ([(s["step"], s[column]) for s in group] for group in (seeds, finished or seeds))
             draw_seeds(ax, script, curves, mean_of)
         if is_tmaze(environment):
             draw_optima(ax)
@@ -361,7 +361,7 @@ def write_tables(results, output):
 
 
 def copy_models(results, folders, output):
-    """best.pt of the best seed; a copy from an earlier call stays if its run is the best one, or too large a one is."""
+    """best.pt of the best seed, in half precision: float32 comes back on loading. Copies of better runs stay."""
     output.mkdir(parents=True, exist_ok=True)
     best = {}
     for run, tables in results.items():
@@ -371,11 +371,9 @@ def copy_models(results, folders, output):
     for _, run in best.values():
         if run in folders:
             length = f"__L{run.corridor_length}" if is_tmaze(run) else ""
-            source, target = folders[run] / "best.pt", output / f"{run.script}__{run.env_id}{length}.pt"
-            if source.stat().st_size < MAX_MODEL_BYTES:
-                shutil.copyfile(source, target)
-            else:
-                print(f"{source} is not copied: it is larger than {MAX_MODEL_BYTES:,} bytes")
+            saved = torch.load(folders[run] / "best.pt", map_location="cpu", weights_only=True)
+            saved["agent"] = {name: weights.half() for name, weights in saved["agent"].items()}
+            torch.save(saved, output / f"{run.script}__{run.env_id}{length}.pt")
 
 
 def main():

@@ -1,5 +1,6 @@
-"""What plot.py and probe.py share: how memories look in figures, CSV files, and episodes of a saved agent."""
+"""What plot.py, probe.py and film.py share: how memories look in figures, CSV files, and episodes of a saved agent."""
 
+import copy
 import csv
 import importlib
 import math
@@ -79,6 +80,20 @@ def write_rows(path, rows):
 
 
 # ------------------------------------------------------------------------------------------------------------ episodes
+def load(path, num_envs):
+    """Of model.pt or best.pt: its script, the arguments, the agent, its memory before training, environments and T."""
+    torch.set_num_threads(1)  # for small networks threads cost more than they gain, ten times more on a busy machine
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    script = importlib.import_module(saved["script"])
+    args = script.Args(**saved["args"])
+    vec, max_steps = args.make_envs(num_envs)
+    torch.manual_seed(0)  # of the untrained memory
+    agent = script.Agent(vec.single_observation_space.shape[0], vec.single_action_space, max_steps, args)
+    untrained = copy.deepcopy(agent.memory)
+    agent.load_state_dict(saved["agent"])
+    return script, args, agent, untrained, vec, max_steps
+
+
 def roll_out(path, episodes):
     """Episodes of the agent in model.pt or best.pt, acting deterministically on the seeds of the evaluation.
 
@@ -86,24 +101,16 @@ def roll_out(path, episodes):
     with random weights on the same episodes; length (E,), context (E, C). If the environment reports them: forward
     (E, T), its forward reward, and task and success (E,).
     """
-    torch.set_num_threads(1)  # for small networks threads cost more than they gain, ten times more on a busy machine
-    saved = torch.load(path, map_location="cpu", weights_only=True)
-    module = importlib.import_module(saved["script"])
-    args = module.Args(**saved["args"])
-    vec, max_steps = args.make_envs(min(args.num_envs, episodes))
-    torch.manual_seed(0)  # of the untrained memory
-    sizes = vec.single_observation_space.shape[0], vec.single_action_space, max_steps, args
-    agent, untrained = module.Agent(*sizes), module.Agent(*sizes).memory
-    agent.load_state_dict(saved["agent"])
-    rollout, n = module.Rollout(vec, agent, torch.device("cpu")), vec.num_envs
+    script, _, agent, untrained, vec, max_steps = load(path, n := min(episodes, 16))
+    rollout = script.Rollout(vec, agent, torch.device("cpu"))
     starts = range(1_000_000, 1_000_000 + episodes, n)
-    rounds = [first_episodes(module, rollout, untrained, list(range(i, i + n)), max_steps) for i in starts]
+    rounds = [first_episodes(script, rollout, untrained, list(range(i, i + n)), max_steps) for i in starts]
     vec.close()
     return {name: np.concatenate([one[name] for one in rounds])[:episodes] for name in rounds[0]}
 
 
 @torch.no_grad()
-def first_episodes(module, rollout, untrained, seeds, max_steps):
+def first_episodes(script, rollout, untrained, seeds, max_steps):
     """roll_out for one episode in each environment."""
     infos, n = rollout.reset(seed=seeds), len(seeds)
     untrained_state, running, steps = untrained.initial_state(n), np.ones(n, dtype=bool), []
@@ -112,7 +119,7 @@ def first_episodes(module, rollout, untrained, seeds, max_steps):
     while running.any():
         memories = rollout.agent.memory.read(rollout.state), untrained.read(untrained_state)
         step = rollout.step(rollout.agent.act)
-        untrained_state = untrained.step(module.transition(*map(rollout.tensor, step[:4])), untrained_state)
+        untrained_state = untrained.step(script.transition(*map(rollout.tensor, step[:4])), untrained_state)
         values = {"obs": step.obs, "memory": memories[0].numpy(), "untrained": memories[1].numpy()}
         values |= {"reward": step.reward, "forward": info_of(step, "reward_forward")}
         steps.append({name: (running * value.T).T for name, value in values.items()})
