@@ -169,7 +169,7 @@ def by_panel(results, name):
 def make_axes(panels, xlabel, ylabel):
     columns = 2 if len(panels) == 4 else min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(WIDTH * max(columns, 2) / 3, 1.7 * rows + 0.8), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 1.7 * rows + 0.8), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for ax in axes[len(panels) :]:
         ax.remove()
@@ -184,7 +184,7 @@ def add_legend(figure, note):
         entries |= dict(zip(*reversed(ax.get_legend_handles_labels())))
     memories = [memory.label for memory in LOOKS.values()]
     entries = dict(sorted(entries.items(), key=lambda e: memories.index(e[0]) if e[0] in memories else len(memories)))
-    columns = min(len(entries), 3 if figure.get_figwidth() < 5 else 5)
+    columns = min(len(entries), 5)
     place = {"loc": "outside lower center", "ncols": columns, "handlelength": 3, "columnspacing": 1.2}
     figure.legend(entries.values(), entries.keys(), title=note, **place)
 
