@@ -6,6 +6,7 @@
 Contexts are those of info["context"]: a speed, the two coordinates of a direction or goal, 1 or -1 in T-Maze.
 """
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +74,10 @@ def label(picture, text):
 
 def main():
     args = tyro.cli(Args, description=__doc__)
-    episodes = [film(args.model, [float(c) for c in text.split(",")], args) for text in args.contexts]
+    try:
+        episodes = [film(args.model, [float(c) for c in text.split(",")], args) for text in args.contexts]
+    except (ValueError, OSError) as error:  # a context of another shape, a missing file
+        sys.exit(f"error: {error}")
     pictures = []
     for t in range(max(map(len, episodes))):  # an episode that has ended shows its last picture
         row = [np.asarray(episode[min(t, len(episode) - 1)]) for episode in episodes]

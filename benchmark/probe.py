@@ -1,7 +1,7 @@
 """How much of the hidden context is in the memory? A linear probe from m_t to the context, at up to 50 values of t.
 
-    python -m benchmark.probe runs/RUN --output-dir probe               # a run folder (its model.pt), or a .pt file
-    python -m benchmark.probe MATE.pt LSTM.pt GPT2.pt --output-dir probe   # several memories on one environment
+    python -m benchmark.probe runs/RUN                   # a run folder (its model.pt), or a .pt file
+    python -m benchmark.probe MATE.pt LSTM.pt GPT2.pt    # several memories on one environment
 
     probe.csv       score of the probe from the memory m_t and of two controls: the memory of an untrained agent, shown
                     the same episodes, and the observation s_t alone
@@ -38,7 +38,7 @@ POINTS = 50  # values of t
 @dataclass
 class Args:
     models: tyro.conf.Positional[tuple[Path, ...]]  # run folders, or model.pt or best.pt files
-    output_dir: Path
+    output_dir: Path = Path("probe")
     episodes: int = 400
 
 

@@ -20,3 +20,6 @@ def test_a_gif_shows_the_agent_in_each_context(name, contexts, monkeypatch, tmp_
     gif = Image.open(tmp_path / "a.gif")
     left, right = np.split(np.asarray(gif.convert("RGB")), 2, axis=1)
     assert gif.n_frames > 1 and left.shape[0] == 200 and (left != right).any(), "the goals are elsewhere"
+    monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], "1,2,3"])
+    with pytest.raises(SystemExit, match="^error: the context must be .* got .1. 2. 3.. of shape"):
+        film.main()

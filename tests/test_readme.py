@@ -71,8 +71,8 @@ def test_resuming_and_evaluating(tmp_path, monkeypatch, capsys):
 
 def test_benchmark_commands_name_programs_and_flags_that_exist(capsys):
     programs = re.findall(r"^python -m benchmark\.(\w+) ([^\n#]*)", README, re.M)
-    assert [name for name, _ in programs] == ["sweep", "plot", "probe"]
-    call(sweep.main, *shlex.split(programs[0][1]), "--dry-run")
+    assert [name for name, _ in programs] == ["film", "sweep", "plot", "probe"]
+    call(sweep.main, *shlex.split(programs[1][1]), "--dry-run")
     assert capsys.readouterr().out.count("ddqn_mate.py") >= 9
 
 
