@@ -104,9 +104,7 @@ EXPERIMENTS = {
 
 @dataclass
 class Args:
-    experiment: tyro.conf.Positional[
-        Literal[*sorted({name for name, _ in EXPERIMENTS})]
-    ]  # see EXPERIMENTS in this file
+    experiment: tyro.conf.Positional[Literal[*sorted({name for name, _ in EXPERIMENTS})]]  # see EXPERIMENTS
     size: Literal["paper", "cpu"] = "paper"  # the paper's sizes and budgets, or small ones for a few cores
     output_dir: Path | None = None  # default: sweeps/{experiment}-{size}
     address: str | None = None  # of a Ray cluster, for example auto; default: start Ray on this machine
