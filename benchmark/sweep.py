@@ -39,11 +39,14 @@ MAZES = ("tmaze-passive", "tmaze-active")
 
 SMALL_SAC = {"memory_dim": 64, "hidden_dim": 128, "learning_rate": 1e-3, "tau": 0.005, "batch_size": 4, "bf16": True}
 SMALL_SAC |= {"learning_starts": 5_000, "updates_per_step": 0.1}
-RECIPE_DDQN = {"learning_rate": 1e-3, "adam_eps": 3e-7, "anneal_lr": True, "tau": 0.005, "max_grad_norm": 1.0}
-RECIPE_DDQN |= {"batch_size": 16, "learning_starts": 500, "updates_per_episode": 0.25}
+RECIPE_DDQN = {"learning_rate": 1e-3, "adam_eps": 3e-7, "anneal_lr": True, "max_grad_norm": 1.0, "batch_size": 16}
+RECIPE_DDQN |= {"learning_starts": 500}
+PASSIVE = RECIPE_DDQN | {"env_id": "tmaze-passive", "tau": 0.005, "updates_per_episode": 0.25}
+# Active: few episodes and many updates, so that the buffer keeps the early episodes, a quarter of which look first.
+ACTIVE = RECIPE_DDQN | {"env_id": "tmaze-active", "tau": 0.01, "updates_per_episode": 4.0}
 POINT = SMALL_SAC | {"env_id": "point-robot", "total_timesteps": 300_000, "batch_size": 16}
 CHEETAH = SMALL_SAC | {"env_id": "cheetah-vel", "total_timesteps": 400_000}
-MAZE_50 = RECIPE_DDQN | {"env_id": "tmaze-passive", "corridor_length": 50, "total_episodes": 24_000}
+MAZE_50 = PASSIVE | {"corridor_length": 50, "total_episodes": 24_000}
 # The setting of results/figure4_old_observation, to compare T-Maze's observation in cells with the one before.
 OLD_DDQN = {"memory_dim": 64, "hidden_dim": 128, "learning_rate": 3e-4, "tau": 0.005, "batch_size": 32}
 OLD_DDQN |= {"max_grad_norm": 1.0, "num_envs": 16, "eval_interval": 500, "corridor_length": 50}
@@ -87,16 +90,15 @@ EXPERIMENTS = {
     ],
     ("figure4", "cpu"): [
         Setting(
-            DDQN, seeds, RECIPE_DDQN | {"env_id": maze, "corridor_length": length, "total_episodes": episodes} | more
+            DDQN, seeds, recipe | {"corridor_length": length, "total_episodes": episodes, "eval_interval": interval}
         )
-        for maze, length, episodes, more, seeds in (
-            ("tmaze-passive", 50, 24_000, {}, (11, 12, 13)),
-            ("tmaze-active", 50, 64_000, {}, (12, 13, 14)),
-            ("tmaze-passive", 100, 32_000, {}, (11, 12, 13)),
-            ("tmaze-passive", 200, 40_000, {}, (11, 12, 13)),
-            # Active: the value of having looked reaches the start after about L / tau updates (seen with seed 11).
-            ("tmaze-active", 100, 80_000, {"updates_per_episode": 0.4}, (12, 13, 14)),
-            ("tmaze-active", 200, 80_000, {"updates_per_episode": 0.75}, (12,)),
+        for recipe, length, episodes, interval, seeds in (
+            (PASSIVE, 50, 24_000, 1_000, (11, 12, 13)),
+            (ACTIVE, 50, 5_000, 125, (13, 14, 15)),
+            (PASSIVE, 100, 32_000, 1_000, (11, 12, 13)),
+            (ACTIVE, 100, 10_000, 250, (13, 14, 15)),
+            (PASSIVE, 200, 40_000, 1_000, (11, 12, 13)),
+            (ACTIVE, 200, 20_000, 500, (13,)),
         )
     ],
 }
