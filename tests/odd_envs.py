@@ -34,8 +34,9 @@ class Echo(Successful):
 class NotANumber(Echo):
     """Gives what is not a number, in training: evaluation has larger seeds."""
 
-    def __init__(self, what):
+    def __init__(self, what, broken_reward=np.nan):
         self.what = what  # the reward of the seventh step, or the start of every episode but the first
+        self.broken_reward = broken_reward
 
     def reset(self, *, seed=None, options=None):
         self.training = seed < 1000 if seed is not None else self.training
@@ -46,7 +47,7 @@ class NotANumber(Echo):
     def step(self, action):
         self.t += 1
         broken = self.what == "reward" and self.training and self.t == 7
-        return np.zeros(3, dtype=np.float32), np.nan if broken else 1.0, False, False, {}
+        return np.zeros(3, dtype=np.float32), self.broken_reward if broken else 1.0, False, False, {}
 
 
 class Image(Successful):
@@ -62,3 +63,5 @@ for name, environment in {"echo": Echo, "image": Image, "unbounded": Unbounded}.
     gym.register(name, entry_point=environment, max_episode_steps=10)
 for what in ("reward", "start"):
     gym.register(f"nan-{what}", entry_point=NotANumber, max_episode_steps=10, kwargs={"what": what})
+kwargs = {"what": "reward", "broken_reward": 1e39}  # infinite in float32 only
+gym.register("too-large-reward", entry_point=NotANumber, max_episode_steps=10, kwargs=kwargs)

@@ -83,7 +83,7 @@ def test_policies():
 
 @pytest.mark.parametrize("name", ["ddqn_mate", "ddqn_lstm"])
 def test_the_optimal_actions_of_a_long_maze_are_learned_within_some_hundred_updates(name):
-    """Supervised, L = 200. With x / L instead of cells and a cue of 1, which we had first, 600 are not enough."""
+    """Supervised, L = 200, one seed: others, and what other scales need, are in benchmark/README.md."""
     module, L = script(name), 200
     torch.manual_seed(5)
     agent = module.Agent(3, gym.spaces.Discrete(4), L + 1, module.Args(memory_dim=64, hidden_dim=128))

@@ -19,6 +19,13 @@ def test_bad_input_gets_one_line_and_leaves_nothing_behind(monkeypatch, tmp_path
         ("sac_mate", ["--env-id=odd_envs:successful"], "without a time limit: set max_episode_steps"),
         ("sac_mate", ["--env-id=odd_envs:echo", "--capture-video"], "echo cannot be rendered"),
         ("sac_mate", ["--gamma=1.5", "--total-timesteps=100"], "--gamma 1.5 is out of range"),
+        ("sac_mate", ["--seed=99999999999999999999"], "is out of range"),
+        (
+            "sac_mate",
+            ["--env-id=HalfCheetah-v5", "--total-timesteps=16000", "--learning-starts=9"],
+            "after 16000 steps",
+        ),
+        ("sac_mate", ["--env-id=Ant-v3"], "mujoco"),
         ("ddqn_mate", ["--env-id=no_such_module:tmaze-passive"], "cannot import no_such_module"),
         ("ddqn_mate", ["--env-id=Pendulum-v1"], "has actions Box(-2.0, 2.0, (1,), float32), Discrete is needed"),
         ("ddqn_mate", ["--env-id=FrozenLake-v1"], "a flat Box is needed"),
@@ -43,6 +50,7 @@ def assert_stops(folder, name, message, **changes):
 def test_a_number_that_is_not_finite_stops_the_run_and_is_not_saved(tmp_path):
     # After six good steps of three environments, and where their first episodes end.
     assert_stops(tmp_path / "a", "sac_mate", "reward is not finite at step 18", env_id="odd_envs:nan-reward")
+    assert_stops(tmp_path / "e", "sac_mate", "reward is not finite at step 18", env_id="odd_envs:too-large-reward")
     assert_stops(tmp_path / "b", "sac_mate", "first observation is not finite at step 57", env_id="odd_envs:nan-start")
     assert_stops(tmp_path / "c", "sac_mate", "action is not finite at step", learning_rate=1e15)
     diverges = {"learning_rate": 1e15, "max_grad_norm": 1e15, "total_episodes": 300}

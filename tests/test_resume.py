@@ -143,7 +143,7 @@ def test_what_cannot_be_resumed_or_evaluated_is_refused_and_left_alone(uninterru
     (tmp_path / "pickle.pt").write_bytes(pickle.dumps(Malicious(), protocol=2))
     torch.save({"script": "ddqn_mate", "args": {"no_such_flag": 1}}, tmp_path / "other_version.pt")
     for words, answer in (
-        (["--resume", folder, "--gamma", 0.5], f"--gamma is 0.99 in {folder} and cannot be changed"),
+        (["--resume", folder, "--gamma", 0.5], f"--gamma is 0.99 in {folder}/checkpoint.pt and cannot be changed"),
         (["--batch-size", 9, f"--resume={folder}"], "--batch-size is 4 in"),
         (["--resume", folder, "--env-id", "tmaze-active"], "--env-id is tmaze-passive in"),
         (["--resume", folder, "--eval-episodes", 0], "--eval-episodes 0 is out of range"),
@@ -156,6 +156,7 @@ def test_what_cannot_be_resumed_or_evaluated_is_refused_and_left_alone(uninterru
         (["--evaluate", tmp_path / "pickle.pt"], "cannot load"),
         (["--resume", tmp_path / "code"], "cannot load"),
         (["--evaluate", tmp_path / "other_version.pt"], "no_such_flag"),
+        (["--evaluate", folder / "best.pt", "--memory-dim", 4], "--memory-dim is 16 in"),
         (["--evaluate", folder / "model.pt", "--eval-episodes", -1], "--eval-episodes -1 is out of range"),
     ):
         assert answer in refused("ddqn_mate", *words)

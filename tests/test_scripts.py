@@ -92,7 +92,7 @@ def test_evaluation_is_on_fixed_seeds_and_counts_the_first_episode_of_each_envir
     module, agent, _, vec, T = make_agent("ddqn_mate", corridor_length=7, eval_episodes=9)
     agent.act = lambda obs, m: torch.eye(4)[torch.ones(len(obs), dtype=torch.long)]  # up: never leaves the start
     metrics = module.evaluate(agent, vec, T, CPU)
-    assert metrics["eval/episodic_return"] == pytest.approx(-1) and metrics["eval/return_standard_error"] < 1e-6
+    assert metrics["eval/episodic_return"] == pytest.approx(-1)
     assert metrics["eval/episodic_length"] == T == 8
     assert metrics["eval/return_first_quarter"] == pytest.approx(-2 / 7)
     assert metrics["eval/return_last_quarter"] == pytest.approx(-1 / 7), "the last of its two steps is free"
@@ -103,7 +103,6 @@ def test_evaluation_is_on_fixed_seeds_and_counts_the_first_episode_of_each_envir
     for _ in range(2):
         metrics = module.evaluate(agent, vec, T, CPU)
         assert metrics["eval/episodic_return"] == pytest.approx(np.mean(returns)) and len(set(returns)) == 2
-        assert metrics["eval/return_standard_error"] == pytest.approx(np.std(returns, ddof=1) / 3)
 
 
 @pytest.mark.parametrize("steps", [4, 8])
@@ -145,7 +144,7 @@ def test_every_script_and_every_environment_is_trained(name, env_id, changes, mo
     updates = spy(monkeypatch, module, "update", targets_are_equal_and_size_of_batch)
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **options: tracked.append(options)))
     folder = train_in(tmp_path, name, **values)
-    assert folder.name.startswith(f"{env_id}__mine__1__")
+    assert folder.name.startswith(f"{env_id.replace(':', '-')}__mine__1__")
     files = {path.name for path in folder.iterdir() if not path.name.startswith("events.out.tfevents")}
     files ^= {"videos"} if values.get("capture_video") else set()
     assert files == {"args.json", "best.pt", "checkpoint.pt", "model.pt", "results.json"}
@@ -181,8 +180,8 @@ def test_every_script_and_every_environment_is_trained(name, env_id, changes, mo
     episodes = {"charts/episodic_return", "charts/episodic_length"}
     assert all(len(scalars[tag]) == results["episodes"] for tag in episodes)
     assert max(length for _, length in scalars["charts/episodic_length"]) <= T
-    evaluations = ("episodic_return", "episodic_length", "return_standard_error", "return_first_quarter")
-    evaluations = {f"eval/{x}" for x in (*evaluations, "return_last_quarter")}
+    evaluations = ("episodic_return", "episodic_length", "return_first_quarter", "return_last_quarter")
+    evaluations = {f"eval/{x}" for x in evaluations}
     if env_id == "ml10":
         tasks = {tag for tag in scalars if tag.startswith("eval/success_rate/") and tag.endswith("-v3")}
         assert tasks and len(scalars["eval/success_rate"]) == 3

@@ -62,7 +62,7 @@ def test_a_number_that_makes_no_sense_is_refused_by_check_alone(name):
                 Args(**{number: value}).check()
     Args(**dict.fromkeys(may_be_zero & numbers, 0)).check()
     Args(**dict.fromkeys(at_most_one & numbers, 1.0)).check()
-    total = "total_episodes" if name == "ddqn_mate" else "total_timesteps"
-    Args(learning_starts=99, **{total: 100}).check()
-    with pytest.raises(SystemExit, match="^error: --learning-starts must be less than --total-"):
-        Args(learning_starts=100, **{total: 100}).check()
+    if name == "ddqn_mate":  # SAC's rule depends on the environment
+        Args(learning_starts=99, total_episodes=100).check()
+        with pytest.raises(SystemExit, match="^error: --learning-starts must be less than --total-episodes"):
+            Args(learning_starts=100, total_episodes=100).check()
