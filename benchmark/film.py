@@ -1,4 +1,4 @@
-"""A saved agent in several contexts, side by side in one GIF.
+"""A saved agent in several contexts, in one GIF.
 
     python -m benchmark.film runs/RUN/best.pt cheetah.gif --contexts 0.5 2.5
     python -m benchmark.film runs/RUN/best.pt ant.gif --contexts 1,0 0,1 -1,0 0,-1 --distance 20 --every 4
@@ -66,7 +66,7 @@ def film(model: Path, context: list[float], args: Args) -> list[Image.Image]:
 
 def label(picture, text):
     draw = ImageDraw.Draw(picture)
-    draw.line((0, 0, 0, picture.height), fill="white", width=2)  # between two panels
+    draw.rectangle((0, 0, picture.width - 1, picture.height - 1), outline="white")
     draw.rectangle((0, 0, 8 + draw.textlength(text), 16), fill="white")
     draw.text((4, 2), text, fill="black")
     return picture
@@ -80,8 +80,10 @@ def main():
         sys.exit(f"error: {error}")
     pictures = []
     for t in range(max(map(len, episodes))):  # an episode that has ended shows its last picture
-        row = [np.asarray(episode[min(t, len(episode) - 1)]) for episode in episodes]
-        pictures.append(Image.fromarray(np.concatenate(row, axis=1)).quantize(64))
+        panels = [np.asarray(episode[min(t, len(episode) - 1)]) for episode in episodes]
+        height, width, _ = panels[0].shape
+        panels = np.concatenate(panels, axis=0 if width > 2 * height else 1)  # T-Maze is wide: one above the other
+        pictures.append(Image.fromarray(panels).quantize(64))
     pictures[0].save(args.output, save_all=True, append_images=pictures[1:], duration=50 * args.every, loop=0)
     print(f"{args.output}: {len(pictures)} pictures, {args.output.stat().st_size / 1e6:.1f} MB")
 

@@ -361,12 +361,12 @@ def write_tables(results, output):
 
 
 def copy_models(results, folders, output):
-    """best.pt of the best seed, in half precision: float32 comes back on loading. Copies of better runs stay."""
+    """best.pt of the best finished seed, in half precision: float32 comes back on loading. Copies of better runs stay."""
     output.mkdir(parents=True, exist_ok=True)
     best = {}
     for run, tables in results.items():
         key, score = run._replace(seed=None), (best_return(tables["curves"]), tables["curves"]["episodic_return"][-1])
-        if key not in best or score > best[key][0]:
+        if tables["curves"]["finished"][-1] and (key not in best or score > best[key][0]):
             best[key] = score, run
     for _, run in best.values():
         if run in folders:
@@ -393,9 +393,9 @@ def main():
             figure.savefig(output / f"{name}.png")
     write_rows(output / "table.csv", list(table_lines(results)))
     (output / "table.md").write_text(to_markdown(results))
-    print(to_markdown(results))
     if args.models:
         copy_models(results, folders, args.models)
+    print(to_markdown(results))
 
 
 if __name__ == "__main__":
