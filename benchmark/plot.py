@@ -361,7 +361,7 @@ def write_tables(results, output):
 
 
 def copy_models(results, folders, output):
-    """best.pt of the best finished seed, in half precision: float32 comes back on loading. Copies of better runs stay."""
+    """best.pt of the best finished seed, in half precision: loading makes it float32 again. Better copies stay."""
     output.mkdir(parents=True, exist_ok=True)
     best = {}
     for run, tables in results.items():
