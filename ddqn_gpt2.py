@@ -152,7 +152,7 @@ class Args:
         limit, film = self.max_episode_steps, self.capture_video
         try:
             return envs.make_vec(self.env_id, n, gym.spaces.Discrete, limit, folder, film, **kwargs)
-        except (ValueError, TypeError, ImportError, gym.error.Error) as error:
+        except (ValueError, ImportError, gym.error.Error) as error:
             sys.exit(f"error: {error}".splitlines()[0])
 
 

@@ -142,7 +142,7 @@ class Args:
     def make_envs(self, n, folder=None):  # -> n environments, T (the maximum length of an episode)
         try:
             return envs.make_vec(self.env_id, n, gym.spaces.Box, self.max_episode_steps, folder, self.capture_video)
-        except (ValueError, TypeError, ImportError, gym.error.Error) as error:
+        except (ValueError, ImportError, gym.error.Error) as error:
             sys.exit(f"error: {error}".splitlines()[0])
 
 
@@ -441,7 +441,7 @@ def train(args, saved=None):
     vec, max_steps = args.make_envs(args.num_envs)
     eval_vec, _ = args.make_envs(args.eval_episodes)
     if args.total_timesteps <= (least := max(args.learning_starts, args.num_envs * max_steps)):
-        sys.exit(f"error: learning starts after {least} steps (--learning-starts, and an episode of each environment)")
+        sys.exit(f"error: --total-timesteps must exceed {least}: --learning-starts, and an episode of each environment")
     obs_dim = vec.single_observation_space.shape[0]
     agent = Agent(obs_dim, vec.single_action_space, max_steps, args).to(device)
     target = copy.deepcopy(agent.critics).requires_grad_(False)
