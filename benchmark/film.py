@@ -1,11 +1,13 @@
 """A saved agent in several contexts, in one GIF.
 
     python -m benchmark.film runs/RUN/best.pt cheetah.gif --contexts 0.5 2.5
-    python -m benchmark.film runs/RUN/best.pt ant.gif --contexts 1,0 0,1 -1,0 0,-1 --distance 20 --every 4
+    python -m benchmark.film runs/RUN/best.pt ant.gif --contexts 1,0 0,1 -1,0 0,-1 --distance 50 --every 4 --height 400
 
-Contexts are those of info["context"]: a speed, the two coordinates of a direction or goal, 1 or -1 in T-Maze.
+Contexts are those of info["context"]: a speed, the two coordinates of a direction or goal, 1 or -1 in T-Maze. With
+--distance all of them are in one picture: ants that start at its centre, their tracks, and dots where they should go.
 """
 
+import itertools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +30,15 @@ class Args:
     seed: int = 1_000_000  # of the start states
     every: int = 2  # film every second step
     height: int = 200  # of the picture, in pixels
-    distance: float | None = None  # MuJoCo: a camera that stands still, so far above the start, instead of the default
+    distance: float | None = None  # MuJoCo: a camera that stands still, so far above the start, for all contexts
+
+
+# With --distance: the colours of the contexts, red, green, blue and opacity.
+COLORS = (0.8, 0.3, 0, 1), (0, 0.4, 0.7, 1), (0, 0.6, 0.4, 1), (0.7, 0.3, 0.6, 1)
 
 
 @torch.no_grad()
-def film(model: Path, context: list[float], args: Args) -> list[Image.Image]:
+def film(model: Path, context: list[float], color: tuple, args: Args) -> list[Image.Image]:
     """Pictures of one episode of the deterministic policy in this context."""
     script, script_args, agent, *_ = load(model, num_envs=1)
     envs.check_rendering(script_args.env_id)  # sets MuJoCo up for a machine without a screen
@@ -40,7 +46,7 @@ def film(model: Path, context: list[float], args: Args) -> list[Image.Image]:
     if "tmaze-" in script_args.env_id:
         kwargs = {"corridor_length": script_args.corridor_length}
     if args.distance is not None:
-        camera = {"distance": args.distance, "elevation": -60, "lookat": np.zeros(3)}
+        camera = {"distance": args.distance, "elevation": -90, "lookat": np.zeros(3)}
         kwargs |= {"camera_id": -1, "default_camera_config": camera, "width": 480, "height": 480}
     env = gym.make(script_args.env_id, render_mode="rgb_array", **kwargs)
     if args.distance is not None:  # a plain floor: seen from far away, the chequered one hides the robot
@@ -51,17 +57,28 @@ def film(model: Path, context: list[float], args: Args) -> list[Image.Image]:
         return torch.as_tensor(np.array([value]), dtype=torch.float32)
 
     obs, _ = env.reset(seed=args.seed, options={"context": context})
-    state, ended, frames = agent.memory.initial_state(1), False, [env.render()]
-    while not ended:
+    state, frames, dots = agent.memory.initial_state(1), [env.render()], []
+    if args.distance is not None and len(context) == 2:  # a large dot in the direction to run in
+        dots.append({"pos": 0.38 * args.distance * np.array([*context, 0]), "size": np.full(3, 0.5)})
+    for t in itertools.count(1):
         action = agent.act(tensor(obs), agent.memory.read(state))
         next_obs, reward, terminated, truncated, _ = env.step(agent.to_env(action.numpy())[0])
         state = agent.memory.step(script.transition(tensor(obs), action, tensor(reward), tensor(next_obs)), state)
         obs, ended = next_obs, terminated or truncated
-        frames.append(env.render())
+        if args.distance is not None:  # small dots where the robot was, on the floor
+            dots.append({"pos": env.unwrapped.data.xpos[1] * (1, 1, 0), "size": np.full(3, 0.08)})
+        if t % args.every == 0 or ended:
+            for dot in dots:  # the viewer forgets them after each picture
+                env.unwrapped.mujoco_renderer.viewer.add_marker(type=2, rgba=color, label="", **dot)  # 2: a sphere
+            frames.append(env.render())
+        if ended:
+            break
     env.close()
-    pictures = [Image.fromarray(frame) for frame in frames[:: args.every]]
+    pictures = [Image.fromarray(frame) for frame in frames]
     size = args.height * pictures[0].width // pictures[0].height, args.height
-    return [label(picture.resize(size), f"context {', '.join(f'{c:g}' for c in context)}") for picture in pictures]
+    pictures = [picture.resize(size) for picture in pictures]
+    text = f"context {', '.join(f'{c:g}' for c in context)}"
+    return pictures if args.distance is not None else [label(picture, text) for picture in pictures]
 
 
 def label(picture, text):
@@ -75,15 +92,19 @@ def label(picture, text):
 def main():
     args = tyro.cli(Args, description=__doc__)
     try:
-        episodes = [film(args.model, [float(c) for c in text.split(",")], args) for text in args.contexts]
+        contexts = [[float(c) for c in text.split(",")] for text in args.contexts]
+        episodes = [film(args.model, c, color, args) for c, color in zip(contexts, itertools.cycle(COLORS))]
     except (ValueError, OSError) as error:  # a context of another shape, a missing file
         sys.exit(f"error: {error}")
     pictures = []
     for t in range(max(map(len, episodes))):  # an episode that has ended shows its last picture
         panels = [np.asarray(episode[min(t, len(episode) - 1)]) for episode in episodes]
         height, width, _ = panels[0].shape
-        panels = np.concatenate(panels, axis=0 if width > 2 * height else 1)  # T-Maze is wide: one above the other
-        pictures.append(Image.fromarray(panels).quantize(64))
+        if args.distance is None:
+            picture = np.concatenate(panels, axis=0 if width > 2 * height else 1)  # T-Maze is wide: one above the other
+        else:
+            picture = np.minimum.reduce(panels)  # the floor is light, robots and tracks are dark
+        pictures.append(Image.fromarray(picture).quantize(64))
     pictures[0].save(args.output, save_all=True, append_images=pictures[1:], duration=50 * args.every, loop=0)
     print(f"{args.output}: {len(pictures)} pictures, {args.output.stat().st_size / 1e6:.1f} MB")
 

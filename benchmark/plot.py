@@ -47,7 +47,7 @@ IRRELEVANT = ("seed", "exp_name", "resume", "evaluate", "checkpoint", "cuda", "c
 class Args:
     sources: tyro.conf.Positional[tuple[Path, ...]]  # folders with runs, or with CSV files of this program
     output_dir: Path  # for CSV files, tables and figures
-    models: Path | None = None  # folder for the best seed of each script and environment, in half precision
+    models: Path | None = None  # folder for the best seed of each script and environment
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -361,7 +361,7 @@ def write_tables(results, output):
 
 
 def copy_models(results, folders, output):
-    """best.pt of the best finished seed, in half precision: loading makes it float32 again. Better copies stay."""
+    """best.pt of the best finished seed, unless that is no longer on disk; T-Maze's in half precision, to be small."""
     output.mkdir(parents=True, exist_ok=True)
     best = {}
     for run, tables in results.items():
@@ -372,7 +372,8 @@ def copy_models(results, folders, output):
         if run in folders:
             length = f"__L{run.corridor_length}" if is_tmaze(run) else ""
             saved = torch.load(folders[run] / "best.pt", map_location="cpu", weights_only=True)
-            saved["agent"] = {name: weights.half() for name, weights in saved["agent"].items()}
+            if is_tmaze(run):  # loading makes it float32 again
+                saved["agent"] = {name: weights.half() for name, weights in saved["agent"].items()}
             torch.save(saved, output / f"{run.script}__{run.env_id}{length}.pt")
 
 

@@ -8,7 +8,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, call, colours, make_agent, results_of, rows_of, scalars_of, tiny, train_in
+from conftest import ROOT, call, colours, main, make_agent, results_of, rows_of, scalars_of, tiny, train_in
 from matplotlib.colors import to_rgb
 
 from benchmark import plot, probe, runs, speed
@@ -173,9 +173,11 @@ def test_results_accumulate_and_nothing_is_lost(sweep, tmp_path, monkeypatch):
     paths = models / "sac_mate__point-robot.pt", run_dir(sweep / f"sac_mate{best}") / "best.pt"
     copy, model = (torch.load(path, weights_only=True) for path in paths)
     assert copy | {"agent": None} == model | {"agent": None} and copy["agent"].keys() == model["agent"].keys()
-    for name, weights in copy["agent"].items():
-        assert weights.dtype == torch.half and torch.equal(weights, model["agent"][name].half())
+    assert all(torch.equal(weights, model["agent"][name]) for name, weights in copy["agent"].items())
     assert runs.roll_out(paths[0], 2)["reward"].shape == (2, 8), "a copy can be used like the model"
+    maze = models / "ddqn_mate__tmaze-passive__L4.pt"
+    assert all(w.dtype == torch.half for w in torch.load(maze, weights_only=True)["agent"].values())
+    main("ddqn_mate", "--evaluate", maze)
     # Day 3: an unfinished copy of what is finished here changes nothing, and no agent is rolled out again.
     unfinished(sweep / f"sac_mate{other}", days[2] / "other")
     monkeypatch.setattr(plot, "roll_out", lambda *args: pytest.fail("rolled out again"))

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import tiny, train_in
+from conftest import call, tiny, train_in
 from PIL import Image
 
 from benchmark import film
@@ -25,3 +25,14 @@ def test_a_gif_shows_the_agent_in_each_context(name, flags, contexts, monkeypatc
     monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], "1,2,3"])
     with pytest.raises(SystemExit, match="^error: the context must be .* got .1. 2. 3.. of shape"):
         film.main()
+
+
+def test_with_a_distance_all_contexts_are_in_one_picture(tmp_path):
+    folder = train_in(tmp_path, "sac_mate", **tiny("sac_mate", env_id="ant-dir"))
+    call(film.main, folder / "best.pt", tmp_path / "a.gif", "--contexts", "1,0", "-1,0", "--distance", 20)
+    gif = Image.open(tmp_path / "a.gif")
+    gif.seek(gif.n_frames - 1)
+    picture = np.asarray(gif.convert("RGB"), dtype=float)
+    right, left = picture[:, 160:].mean(axis=(0, 1)), picture[:, :40].mean(axis=(0, 1))
+    assert picture.shape == (200, 200, 3) and right[0] > right[2] + 1 and left[2] > left[0] + 1, "orange and blue dots"
+    assert picture[80:120, 80:120].min() < 200 < picture[:40].min(), "the ant, and an empty floor"
