@@ -121,16 +121,17 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     torch_deterministic: bool = True  # if on, sets torch.backends.cudnn.deterministic
     cuda: bool = True  # use a GPU if there is one
-    bf16: bool = False  # update in bfloat16: 1.4 to 1.9 times faster, as good at L=50, too coarse for L > 256
+    bf16: bool = False  # update in bfloat16: 1.4 to 1.9 times faster on our CPU, as good at L=50, inexact for L > 256
     capture_video: bool = False  # record one episode at every evaluation
-    track: bool = False  # log to Weights & Biases as well
+    track: bool = False  # log to Weights & Biases as well (pip install wandb)
     wandb_project_name: str = "mate"  # project in Weights & Biases
     wandb_entity: str | None = None  # team in Weights & Biases
 
     def check(self):  # exit with one line on values that make no sense, before anything is written
         for name, value in vars(self).items():
-            zero = name in ("seed", "gamma", "updates_per_episode", "end_epsilon", "exploration_fraction")
-            low, high = 0 if zero else 1e-300, 1 if name.endswith(("gamma", "tau", "epsilon", "fraction")) else 1e18
+            zero = name.endswith(("seed", "starts", "gamma", "per_episode", "epsilon", "fraction"))
+            low = 0 if zero else 1e-300  # positive
+            high = 1 if name.endswith(("gamma", "tau", "epsilon", "fraction")) else 1e18
             if type(value) in (int, float) and not low <= value <= high:
                 sys.exit(f"error: --{name.replace('_', '-')} {value} is out of range")
         if self.learning_starts >= self.total_episodes:
@@ -168,7 +169,7 @@ class ReplayBuffer:
         for name, array in self.data.items():
             array[env, t] = getattr(step, name)  # truncation is not stored as termination: it bootstraps
         self.data["obs"][env, t + 1] = step.next_obs
-        t += 1
+        t += 1  # a view: this makes self.length of the unfinished episodes longer
         finished = []
         for i in np.flatnonzero(step.terminated | step.truncated):
             row, T = self.num_envs + self.count % self.capacity, self.length[i]
@@ -410,14 +411,9 @@ def train(args, saved=None):
     if platform.libc_ver()[0] == "glibc":  # keep freed memory in the process: up to a third less time per update
         ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX
         ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD
-    vec, max_steps = args.make_envs(args.num_envs)
-    eval_vec, _ = args.make_envs(args.eval_episodes)
-    obs_dim = vec.single_observation_space.shape[0]
-    agent = Agent(obs_dim, vec.single_action_space, max_steps, args).to(device)
-    target = copy.deepcopy(agent).requires_grad_(False)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
-    buffer = ReplayBuffer(args.buffer_size, args.num_envs, max_steps, obs_dim, agent.action_dim)
-    rollout = Rollout(vec, agent, device)
+    eval_vec, max_steps = args.make_envs(args.eval_episodes)
+    obs_dim = eval_vec.single_observation_space.shape[0]
+    agent = Agent(obs_dim, eval_vec.single_action_space, max_steps, args).to(device)
 
     # EVALUATE A SAVED MODEL
     if args.evaluate:
@@ -428,6 +424,11 @@ def train(args, saved=None):
         return
 
     # START OR RESUME
+    vec, _ = args.make_envs(args.num_envs)
+    target = copy.deepcopy(agent).requires_grad_(False)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
+    buffer = ReplayBuffer(args.buffer_size, args.num_envs, max_steps, obs_dim, agent.action_dim)
+    rollout = Rollout(vec, agent, device)
     counters = {"step": 0, "updates": 0, "best_return": -math.inf, "last_return": -math.inf, "seconds": 0.0}
     parts = {"agent": agent, "target": target, "optimizer": optimizer, "buffer": buffer, "rollout": rollout}
     generators = [torch.default_generator, *torch.cuda.default_generators]
@@ -441,7 +442,7 @@ def train(args, saved=None):
     run_dir, writer = open_run(args, counters["step"])
     progress = tqdm(initial=buffer.count, total=args.total_episodes, unit="episode", disable=None)
     progress.write(f"{run_dir} on {device}, episodes of {max_steps} steps, from step {counters['step']} on")
-    start_time, checkpoint_time = time.time() - counters["seconds"], 0.0
+    start_time, checkpoint_time = time.time() - counters["seconds"], 0.0  # 0: the first checkpoint comes at once
     stop = []  # a signal ends the loop and saves the run; after that, Ctrl-C kills it
     handlers = {n: signal(n, lambda n, _: stop.append(n) or signal(SIGINT, SIG_DFL)) for n in (SIGTERM, SIGINT)}
 

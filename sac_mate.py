@@ -13,7 +13,7 @@ Batches are whole episodes, padded to the longest one; padding is masked out of 
 memories of its episodes with the current weights: no stored states, no burn-in.
 
 Shapes. B episodes in a batch, N environments, T steps, O observation, A action in [-1, 1], X = 2O + A + 1 transition,
-D memory, H hidden layer, h (2D; D in sac_markov.py) features of actor and critics. Equation numbers are the paper's.
+D memory, H hidden layer, h (2D; D in sac_markov.py) input of actor and critics. Equation numbers are the paper's.
 """
 
 # -------------------------------------------------------------------------------------------------------------- imports
@@ -117,15 +117,15 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     torch_deterministic: bool = True  # if on, sets torch.backends.cudnn.deterministic
     cuda: bool = True  # use a GPU if there is one
-    bf16: bool = False  # update in bfloat16: 1.5 to 2.1 times faster, as good on point-robot and cheetah-vel
+    bf16: bool = False  # update in bfloat16: 1.5 to 2.1 times faster on our CPU, as good on point-robot and cheetah-vel
     capture_video: bool = False  # record one episode at every evaluation
-    track: bool = False  # log to Weights & Biases as well
+    track: bool = False  # log to Weights & Biases as well (pip install wandb)
     wandb_project_name: str = "mate"  # project in Weights & Biases
     wandb_entity: str | None = None  # team in Weights & Biases
 
     def check(self):  # exit with one line on values that make no sense, before anything is written
         for name, value in vars(self).items():
-            low = 0 if name in ("seed", "gamma", "updates_per_step") else 1e-300
+            low = 0 if name.endswith(("seed", "starts", "gamma", "per_step")) else 1e-300  # positive
             if type(value) in (int, float) and not low <= value <= (1 if name in ("gamma", "tau") else 1e18):
                 sys.exit(f"error: --{name.replace('_', '-')} {value} is out of range")
 
@@ -158,7 +158,7 @@ class ReplayBuffer:
         for name, array in self.data.items():
             array[env, t] = getattr(step, name)  # truncation is not stored as termination: it bootstraps
         self.data["obs"][env, t + 1] = step.next_obs
-        t += 1
+        t += 1  # a view: this makes self.length of the unfinished episodes longer
         finished = []
         for i in np.flatnonzero(step.terminated | step.truncated):
             row, T = self.num_envs + self.count % self.capacity, self.length[i]
@@ -206,8 +206,8 @@ class Agent(nn.Module):
     def __init__(self, obs_dim: int, action_space: gym.spaces.Box, max_steps: int, args: Args):
         super().__init__()
         self.action_dim = action_dim = action_space.shape[0]
-        self.memory = Memory(obs_dim + action_dim + 1 + obs_dim, args.memory_dim, max_steps)  # psi, with embed_state
-        self.embed_state = nn.Linear(obs_dim, args.memory_dim)
+        self.memory = Memory(obs_dim + action_dim + 1 + obs_dim, args.memory_dim, max_steps)
+        self.embed_state = nn.Linear(obs_dim, args.memory_dim)  # with the memory the encoder, psi in Eq. (27)
         feature_dim = args.memory_dim + self.memory.dim
         self.actor = mlp(feature_dim, args.hidden_dim, 2 * action_dim)  # phi, as in Eq. (27)
         self.critics = nn.ModuleList(mlp(feature_dim + action_dim, args.hidden_dim, 1) for _ in range(2))  # theta
@@ -428,16 +428,11 @@ def train(args, saved=None):
     if platform.libc_ver()[0] == "glibc":  # keep freed memory in the process: up to a third less time per update
         ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX
         ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD
-    vec, max_steps = args.make_envs(args.num_envs)
-    eval_vec, _ = args.make_envs(args.eval_episodes)
+    eval_vec, max_steps = args.make_envs(args.eval_episodes)
     if args.total_timesteps <= (least := max(args.learning_starts, args.num_envs * max_steps)):
         sys.exit(f"error: --total-timesteps must exceed {least}: --learning-starts, and an episode of each environment")
-    obs_dim = vec.single_observation_space.shape[0]
-    agent = Agent(obs_dim, vec.single_action_space, max_steps, args).to(device)
-    target = copy.deepcopy(agent.critics).requires_grad_(False)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
-    buffer = ReplayBuffer(args.buffer_size, args.num_envs, max_steps, obs_dim, agent.action_dim)
-    rollout = Rollout(vec, agent, device)
+    obs_dim = eval_vec.single_observation_space.shape[0]
+    agent = Agent(obs_dim, eval_vec.single_action_space, max_steps, args).to(device)
 
     # EVALUATE A SAVED MODEL
     if args.evaluate:
@@ -448,6 +443,11 @@ def train(args, saved=None):
         return
 
     # START OR RESUME
+    vec, _ = args.make_envs(args.num_envs)
+    target = copy.deepcopy(agent.critics).requires_grad_(False)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
+    buffer = ReplayBuffer(args.buffer_size, args.num_envs, max_steps, obs_dim, agent.action_dim)
+    rollout = Rollout(vec, agent, device)
     counters = {"step": 0, "updates": 0, "best_return": -math.inf, "last_return": -math.inf, "seconds": 0.0}
     parts = {"agent": agent, "target": target, "optimizer": optimizer, "buffer": buffer, "rollout": rollout}
     generators = [torch.default_generator, *torch.cuda.default_generators]
@@ -461,7 +461,7 @@ def train(args, saved=None):
     run_dir, writer = open_run(args, counters["step"])
     progress = tqdm(initial=counters["step"], total=args.total_timesteps, unit="step", disable=None)
     progress.write(f"{run_dir} on {device}, episodes of {max_steps} steps, from step {counters['step']} on")
-    start_time, checkpoint_time = time.time() - counters["seconds"], 0.0
+    start_time, checkpoint_time = time.time() - counters["seconds"], 0.0  # 0: the first checkpoint comes at once
     stop = []  # a signal ends the loop and saves the run; after that, Ctrl-C kills it
     handlers = {n: signal(n, lambda n, _: stop.append(n) or signal(SIGINT, SIG_DFL)) for n in (SIGTERM, SIGINT)}
 

@@ -38,10 +38,8 @@ COLORS = (0.8, 0.3, 0, 1), (0, 0.4, 0.7, 1), (0, 0.6, 0.4, 1), (0.7, 0.3, 0.6, 1
 
 
 @torch.no_grad()
-def film(model: Path, context: list[float], color: tuple, args: Args) -> list[Image.Image]:
+def film(script, script_args, agent, context: list[float], color: tuple, args: Args) -> list[Image.Image]:
     """Pictures of one episode of the deterministic policy in this context."""
-    script, script_args, agent, *_ = load(model, num_envs=1)
-    envs.check_rendering(script_args.env_id)  # sets MuJoCo up for a machine without a screen
     kwargs = {"max_episode_steps": script_args.max_episode_steps}
     if "tmaze-" in script_args.env_id:
         kwargs = {"corridor_length": script_args.corridor_length}
@@ -92,8 +90,11 @@ def label(picture, text):
 def main():
     args = tyro.cli(Args, description=__doc__)
     try:
+        script, script_args, agent, *_ = load(args.model, num_envs=1)
+        envs.check_rendering(script_args.env_id)  # sets MuJoCo up for a machine without a screen
         contexts = [[float(c) for c in text.split(",")] for text in args.contexts]
-        episodes = [film(args.model, c, color, args) for c, color in zip(contexts, itertools.cycle(COLORS))]
+        colors = itertools.cycle(COLORS)
+        episodes = [film(script, script_args, agent, c, color, args) for c, color in zip(contexts, colors)]
     except (ValueError, OSError) as error:  # a context of another shape, a missing file
         sys.exit(f"error: {error}")
     pictures = []

@@ -5,8 +5,8 @@
 
 Sources are folders with runs below them, folders with CSV files of this program, or a CSV file of curves. What is in
 the output folder already is a source too, so results accumulate and nothing is lost when sweeps/ is gone. Of a run
-that is in several sources the finished one counts, or the longer one. Unfinished runs have finished = 0 in curves.csv,
-thin lines in the figures and rows of their own in the table.
+that is in several sources the finished one counts, or the longer one. Unfinished runs have finished = 0 in curves.csv
+and rows of their own in the table, and are not in the mean of the finished ones.
 
     curves.csv, .png        Figure 3: average return of every evaluation against environment steps
     corridor.png            Figure 4: best average return against the length of T-Maze's corridor
@@ -68,15 +68,13 @@ def read_evaluations(folder):
     events.Reload()
     scalars = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
     steps = sorted(scalars.get("eval/episodic_return", {}))
-    logged = scalars.get("charts/updates", {})  # at every hundredth update
-    columns = {"step": steps, "updates": [max([logged[s] for s in logged if s <= step], default=0) for step in steps]}
+    columns = {"step": steps, "updates": [scalars["charts/updates"][step] for step in steps]}
     for name in ("episodic_return", "return_first_quarter", "return_last_quarter", "success_rate"):
         columns[name] = [scalars.get(f"eval/{name}", {}).get(step, math.nan) for step in steps]
     finished = (folder / "results.json").exists()
     columns |= {"seconds": [math.nan] * len(steps), "finished": [finished] * len(steps)}
     if finished:
-        results = json.loads((folder / "results.json").read_text())
-        columns["updates"][-1], columns["seconds"][-1] = results["updates"], results["seconds"]
+        columns["seconds"][-1] = json.loads((folder / "results.json").read_text())["seconds"]
     return {name: np.array(values, dtype=float) for name, values in columns.items()}
 
 
@@ -87,12 +85,7 @@ def read_tables(source):
     for name, path in paths.items():
         for run, columns in read_csv(path).items() if path.exists() else ():
             results.setdefault(run, {})[name] = columns
-    results = {run: tables for run, tables in results.items() if "curves" in tables}
-    for tables in results.values():
-        rows = len(tables["curves"]["step"])
-        for name, value in (("success_rate", math.nan), ("seconds", math.nan), ("finished", 1.0)):
-            tables["curves"].setdefault(name, np.full(rows, value))  # files of earlier versions
-    return results
+    return {run: tables for run, tables in results.items() if "curves" in tables}
 
 
 def collect(sources):
@@ -216,10 +209,12 @@ def draw_curves(results):
             finished = [seed for seed in seeds if seed["finished"][-1]]  # one under way would cut the mean short
             curves, mean_of = ([(s["step"], s[column]) for s in group] for group in (seeds, finished or seeds))
             draw_seeds(ax, script, curves, mean_of)
+        if column == "success_rate":
+            ax.set_ylabel("success rate")
         if is_tmaze(environment):
             draw_optima(ax)
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))  # 50k, 1M
-    add_legend(figure, f"thin: every seed; thick: mean of the finished ones{count_unfinished(results)}")
+    add_legend(figure, f"thin: every seed; thick: mean of the finished ones, if any{count_unfinished(results)}")
     return figure
 
 
@@ -260,7 +255,7 @@ def best_return(curve):
 
 
 def draw_adaptation(results):
-    panels = by_panel({run: tables for run, tables in results.items() if not is_tmaze(run)}, "adaptation")
+    panels = by_panel(results, "adaptation")
     if not panels:
         return None
     figure, axes = make_axes([title(environment) for environment in panels], "step t of the episode", "reward at t")
@@ -341,7 +336,7 @@ def to_markdown(results):
     text = markdown(list(table_lines(results)))
     text += "\nMean over seeds [lowest, highest]. Best: highest of a run's evaluations; last: its last one."
     if any(is_tmaze(run) for run in results):
-        text += f" Updates to {SOLVED}: median over the seeds that reached it, to within 100 updates."
+        text += f" Updates to {SOLVED}: median over the seeds that reached it."
     else:
         text += " First and last quarter: return of these steps of the episode, last evaluation."
     sections = {"success": ("Success rate by task", "task", "success_rate")}

@@ -27,7 +27,7 @@ def choose_context(drawn: np.ndarray, options: dict | None, valid=np.isfinite, r
 
 
 class ContextVector(VectorEnv):
-    """`num_envs` environments in NumPy, which give what a SyncVectorEnv of them gives in SAME_STEP mode, to the bit.
+    """`num_envs` environments in NumPy, equal to the bit to a SyncVectorEnv of them in SAME_STEP mode.
 
     An environment that ends starts again in the same step: `step` returns the first observation of its next episode,
     and the last one of the old episode in `infos["final_obs"]`. A subclass has `begin` and `step`.

@@ -1,6 +1,7 @@
 """Gymnasium's MuJoCo robots with a hidden context: a direction, a speed, or the robot's own physical parameters.
 
-Each class changes the forward reward or the model's parameters of its v5 parent, and nothing else.
+Each class changes the forward reward or the model's parameters of its v5 parent. cheetah-vel also has half its parent's
+control cost, as is usual in meta-RL.
 """
 
 import gymnasium as gym

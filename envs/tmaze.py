@@ -18,7 +18,7 @@ DX, DY = np.array([1, 0, -1, 0]), np.array([0, 1, 0, -1])
 
 
 def observe(cell, y, cue, corridor_length):
-    """(x, y, cue) in cells: the junction is the origin, and the cue points to the goal by the length of the corridor.
+    """(x, y, cue): x and y in cells from the junction; the cue is L if the goal is above, -L if below, 0 if not shown.
 
     Paper: "2-dimensional coordinates", no scale. Here: cells, because the scale decides how fast anything is learned.
     The agent must tell the junction from the cell before it, which x / L makes too similar in a long corridor, and find

@@ -51,7 +51,8 @@ def test_every_flag_is_read_and_its_comment_is_its_help(name, monkeypatch, capsy
 def test_a_number_that_makes_no_sense_is_refused_by_check_alone(name):
     """An Args can be made in a notebook with anything: it is `check` that ends the program, in one line."""
     Args = script(name).Args
-    may_be_zero = {"seed", "gamma", "updates_per_episode", "updates_per_step", "end_epsilon", "exploration_fraction"}
+    may_be_zero = {"seed", "learning_starts", "gamma", "updates_per_episode", "updates_per_step"}
+    may_be_zero |= {"start_epsilon", "end_epsilon", "exploration_fraction"}
     at_most_one = {"gamma", "tau", "start_epsilon", "end_epsilon", "exploration_fraction"}
     numbers = {field.name for field in fields(Args) if re.search(r"\b(int|float)\b", str(field.type))}
     assert {"gamma", "num_envs", "max_episode_steps", "checkpoint_interval"} <= numbers
