@@ -227,8 +227,9 @@ def draw_corridor(results):
     mazes = {}  # {maze: {script: {length: [best return of each seed]}}}
     for environment, scripts in by_panel(results, "curves").items():
         for script, seeds in scripts.items() if is_tmaze(environment) else ():
-            by_length = mazes.setdefault(environment.env_id, {}).setdefault(script, {})
-            by_length[environment.corridor_length] = [best_return(seed) for seed in seeds]
+            if finished := [best_return(seed) for seed in seeds if seed["finished"][-1]]:
+                by_length = mazes.setdefault(environment.env_id, {}).setdefault(script, {})
+                by_length[environment.corridor_length] = finished
     if not mazes:
         return None
     figure, axes = make_axes(list(mazes), "corridor length L", "best average return")
@@ -245,8 +246,8 @@ def draw_corridor(results):
             ax.plot([], [], label=look(script).label, **style)  # for the legend
         draw_optima(ax)
         ax.set_xticks(range(len(lengths)), lengths)
-        ax.set_xlim(-0.5, len(lengths) - 0.5)
-    add_legend(figure, f"markers: every seed; lines: the best one, as in the paper{count_unfinished(results)}")
+        ax.set(xlim=(-0.5, len(lengths) - 0.5), ylim=(min(ax.get_ylim()[0], 0.4), 1.05))
+    add_legend(figure, "markers: every finished seed; lines: the best one, as in the paper")
     return figure
 
 
