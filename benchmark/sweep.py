@@ -4,6 +4,7 @@
     python -m benchmark.sweep figure4 --size cpu            # as many runs at a time as there are cores
     python -m benchmark.sweep figure4 --size cpu --dry-run  # only print the commands, for SLURM or to run by hand
     python -m benchmark.sweep figure4 --only mate__tmaze-active --seeds 1 2 3 4 5
+    python -m benchmark.sweep figure4 --size cpu --results benchmark/results/figure4_cpu  # only what is missing there
     python -m benchmark.sweep figure3 --address auto --cpus-per-run 2 --gpus-per-run 0.25  # on a Ray cluster
 
 A run has its own folder, like sweeps/figure4-cpu/ddqn_mate__tmaze-active__L50__seed11, where its script writes runs/
@@ -14,6 +15,7 @@ On a cluster this repository, its Python environment and the output folder must 
 """
 
 import contextlib
+import csv
 import fcntl
 import importlib
 import json
@@ -117,6 +119,7 @@ class Args:
     gpus_per_run: float = 0.0  # with 0.25, four runs share a GPU; with 0, runs see no GPU
     retries: int = 2  # how often a run that dies is restarted
     seeds: tuple[int, ...] | None = None  # instead of the experiment's
+    results: Path | None = None  # folder that plot.py wrote: runs that are finished there are not repeated
     only: tuple[str, ...] = ()  # only the runs whose names contain one of these
     dry_run: bool = False  # print the commands of the runs that are not finished
 
@@ -132,6 +135,11 @@ class Run(NamedTuple):
         return self.folder.name
 
 
+def name_of(script, env_id, corridor_length, seed):
+    length = [f"L{corridor_length}"] if corridor_length else []
+    return "__".join([script, env_id, *length, f"seed{seed}"])
+
+
 def select_runs(args):
     if (args.experiment, args.size) not in EXPERIMENTS:
         sys.exit(f"error: {args.experiment} has no size {args.size}")
@@ -141,15 +149,23 @@ def select_runs(args):
     # All settings with their first seed, then with their second one: early on there is something of everything.
     for i in range(max(map(len, by_seed))):
         for setting, seed in [pairs[i] for pairs in by_seed if i < len(pairs)]:
-            length = [f"L{setting.flags['corridor_length']}"] if "corridor_length" in setting.flags else []
             for script in setting.scripts:
-                name = "__".join([script, setting.flags["env_id"], *length, f"seed{seed}"])
+                name = name_of(script, setting.flags["env_id"], setting.flags.get("corridor_length"), seed)
                 runs.append(Run(script, setting.flags | {"seed": seed}, folder / name))
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         sys.exit(f"error: two runs are called {max(names, key=names.count)}")
     runs = [run for run in runs if not args.only or any(part in run.name for part in args.only)]
     return runs or sys.exit(f"error: no run is called like --only {' '.join(args.only)}; the first is {names[0]}")
+
+
+def finished_in(folder):
+    """Names of the runs that are finished in the curves.csv of this folder."""
+    if not (path := folder / "curves.csv").exists():
+        sys.exit(f"error: {path} does not exist")
+    with open(path, newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["finished"] == "1"]
+    return {name_of(*(row[name] for name in ("script", "env_id", "corridor_length", "seed"))) for row in rows}
 
 
 def results_of(run):  # of a finished run, else None
@@ -312,7 +328,8 @@ def main():
     runs = select_runs(args)
     for run in runs:
         refuse_other_flags(run)
-    missing = [run for run in runs if results_of(run) is None]
+    known = finished_in(args.results) if args.results else ()
+    missing = [run for run in runs if run.name not in known and results_of(run) is None]
     if args.dry_run:
         for run in missing:
             print(shell_line(run, args))

@@ -138,6 +138,13 @@ def test_nothing_is_started_if_all_runs_are_finished_and_other_flags_are_refused
         return capsys.readouterr().out
 
     assert main().startswith("1 of 1 runs are finished") and main("--dry-run") == ""
+    elsewhere = "script,env_id,corridor_length,seed,finished\nddqn_mate,tmaze-passive,3,1,{}\n"
+    (folder / "results.json").unlink()
+    for finished, count in ((0, 1), (1, 0)):
+        (tmp_path / "curves.csv").write_text(elsewhere.format(finished))
+        assert main("--dry-run", "--results", tmp_path).count("ddqn_mate.py") == count
+    with pytest.raises(SystemExit, match="^error: no/curves.csv does not exist$"):
+        main("--dry-run", "--results", "no")
     for name, old, new in (("hidden_dim", 8, 9), ("gamma", 0.99, 0.9), ("num_envs", 3, 64)):
         answer = f"--{name.replace('_', '-')} {old}, and {new} is asked for now"
         with pytest.raises(SystemExit, match=f"^error: [^\n]*{answer}[^\n]*$"):
