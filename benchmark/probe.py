@@ -47,10 +47,14 @@ def fit(x, y, strengths):
     """Ridge regressions from x (E, D), standardised, to y (E, K), one for each strength: new x -> (S, E, K)."""
     mean, scale = x.mean(axis=0), x.std(axis=0)
     scale = np.where(scale > 1e-5 * np.abs(x).max(initial=1e-30), scale, np.inf)  # a constant is no feature
-    u, s, vt = np.linalg.svd((x - mean) / scale, full_matrices=False)
+
+    def standardise(x):  # clipped: an entry that is almost never nonzero, such as a contact force, has a tiny scale
+        return np.clip((x - mean) / scale, -10, 10)
+
+    u, s, vt = np.linalg.svd(standardise(x), full_matrices=False)
     shrunk = s / (s**2 + len(x) * np.asarray(strengths)[:, None])  # (S, R), one decomposition for all strengths
     weights = (vt.T * shrunk[:, None]) @ (u.T @ (y - y.mean(axis=0)))  # (S, D, K)
-    return lambda new: y.mean(axis=0) + (new - mean) / scale @ weights
+    return lambda new: y.mean(axis=0) + standardise(new) @ weights
 
 
 def probe(x, y, train, classify):

@@ -255,10 +255,12 @@ def test_success_by_task_and_forward_reward_by_direction(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------- probe: what is in a memory
-def test_fit_is_ridge_regression_on_standardised_features():
+def test_fit_is_ridge_regression_on_standardised_features_and_outliers_are_clipped():
     """Against the normal equations, on other episodes than those it was fitted on."""
     x, y, new = RNG.normal(size=(30, 5)) * [1, 10, 0.1, 3, 1] + 7, RNG.normal(size=(30, 2)) + 3, RNG.normal(size=(9, 5))
     z, z_new = ((values - x.mean(axis=0)) / x.std(axis=0) for values in (x, new))
+    z_new = np.clip(z_new, -10, 10)
+    assert np.abs(z_new).max() == 10 and np.abs(z_new).min() < 10
     for strength, predicted in zip([0.01, 5.0], probe.fit(x, y, [0.01, 5.0])(new)):
         weights = np.linalg.solve(z.T @ z + 30 * strength * np.eye(5), z.T @ (y - y.mean(axis=0)))
         assert np.allclose(predicted, z_new @ weights + y.mean(axis=0))
