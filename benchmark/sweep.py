@@ -79,6 +79,8 @@ EXPERIMENTS = {
         Setting(SAC, (11, 12), SMALL_SAC | {"env_id": "ant-dir", "total_timesteps": 1_000_000}),
         Setting(SAC, (11, 12), SMALL_SAC | {"env_id": "ml10", "total_timesteps": 1_000_000}),
     ],
+    # What the paper's sizes, the defaults, cost on a CPU.
+    ("defaults", "cpu"): [Setting(("sac_mate",), (11,), {"env_id": "hopper-param", "bf16": True})],
     ("observation", "cpu"): [
         Setting(DDQN, (21, 22), OLD_DDQN | {"env_id": "tmaze-passive", "total_episodes": 8_000}),
         Setting(
