@@ -45,7 +45,7 @@ def film(script, script_args, agent, context: list[float], color: tuple, args: A
         kwargs = {"corridor_length": script_args.corridor_length}
     if args.distance is not None:
         camera = {"distance": args.distance, "elevation": -90, "lookat": np.zeros(3)}
-        kwargs |= {"camera_id": -1, "default_camera_config": camera, "width": 480, "height": 480}
+        kwargs |= {"camera_id": -1, "camera_name": None, "default_camera_config": camera, "width": 480, "height": 480}
     env = gym.make(script_args.env_id, render_mode="rgb_array", **kwargs)
     if args.distance is not None:  # a plain floor: seen from far away, the chequered one hides the robot
         floor = env.unwrapped.model.geom("floor")
@@ -55,28 +55,30 @@ def film(script, script_args, agent, context: list[float], color: tuple, args: A
         return torch.as_tensor(np.array([value]), dtype=torch.float32)
 
     obs, _ = env.reset(seed=args.seed, options={"context": context})
-    state, frames, dots = agent.memory.initial_state(1), [env.render()], []
+    text = f"context {', '.join(f'{c:g}' for c in context)}"
+    state, frames, texts, dots, speeds = agent.memory.initial_state(1), [env.render()], [text], [], []
     if args.distance is not None and len(context) == 2:  # a large dot in the direction to run in
         dots.append({"pos": 0.38 * args.distance * np.array([*context, 0]), "size": np.full(3, 0.5)})
     for t in itertools.count(1):
         action = agent.act(tensor(obs), agent.memory.read(state))
-        next_obs, reward, terminated, truncated, _ = env.step(agent.to_env(action.numpy())[0])
+        next_obs, reward, terminated, truncated, info = env.step(agent.to_env(action.numpy())[0])
         state = agent.memory.step(script.transition(tensor(obs), action, tensor(reward), tensor(next_obs)), state)
         obs, ended = next_obs, terminated or truncated
+        speeds.append(info.get("x_velocity"))  # shown beside a target speed, averaged over a second
         if args.distance is not None:  # small dots where the robot was, on the floor
             dots.append({"pos": env.unwrapped.data.xpos[1] * (1, 1, 0), "size": np.full(3, 0.08)})
         if t % args.every == 0 or ended:
             for dot in dots:  # the viewer forgets them after each picture
                 env.unwrapped.mujoco_renderer.viewer.add_marker(type=2, rgba=color, label="", **dot)  # 2: a sphere
             frames.append(env.render())
+            texts.append(f"{text}, speed {np.mean(speeds[-20:]):z.1f}" if "-vel" in script_args.env_id else text)
         if ended:
             break
     env.close()
     pictures = [Image.fromarray(frame) for frame in frames]
     size = args.height * pictures[0].width // pictures[0].height, args.height
     pictures = [picture.resize(size) for picture in pictures]
-    text = f"context {', '.join(f'{c:g}' for c in context)}"
-    return pictures if args.distance is not None else [label(picture, text) for picture in pictures]
+    return pictures if args.distance is not None else list(map(label, pictures, texts))
 
 
 def label(picture, text):

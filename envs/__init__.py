@@ -39,10 +39,10 @@ gym.register(
     vector_entry_point="envs.point:PointRobotVector",
     max_episode_steps=50,
 )
-gym.register("ant-dir", entry_point="envs.locomotion:AntDir", max_episode_steps=200)
-gym.register("cheetah-vel", entry_point="envs.locomotion:CheetahVel", max_episode_steps=200)
-gym.register("walker-param", entry_point="envs.locomotion:WalkerParam", max_episode_steps=200)
-gym.register("hopper-param", entry_point="envs.locomotion:HopperParam", max_episode_steps=200)
+for name in ("ant-dir", "cheetah-vel", "walker-param", "hopper-param"):
+    robot = "".join(word.capitalize() for word in name.split("-"))  # AntDir
+    follow = {"camera_name": "track"}  # in videos: by default the camera stands still and the robot runs out of sight
+    gym.register(name, entry_point=f"envs.locomotion:{robot}", kwargs=follow, max_episode_steps=200)
 for name in ("ml10", "ml10-appendix"):
     gym.register(name, entry_point="envs.manipulation:MetaWorld", kwargs={"benchmark": name}, max_episode_steps=300)
 

@@ -273,6 +273,21 @@ def test_locomotion_differs_from_its_parent_in_the_reward_alone(name):
                 assert reward == pytest.approx(total, abs=tolerance) and terminated == end[0]
 
 
+@pytest.mark.parametrize("name", PARENTS)
+def test_the_camera_follows_the_robot(name):
+    """With Gymnasium's own camera, which stands still, the robot is out of the picture after some metres."""
+    envs.check_rendering(name)
+    env = gym.make(name, render_mode="rgb_array")
+    env.reset(seed=0)
+    env.render()
+    robot = env.unwrapped
+    robot.set_state(robot.data.qpos + 20 * (np.arange(robot.model.nq) == 0), robot.data.qvel)
+    with_robot = env.render()
+    robot.model.geom_rgba[1:, 3] = 0  # all but the floor are transparent
+    assert (env.render() != with_robot).any(axis=-1).mean() > 0.01
+    env.close()
+
+
 def test_directions_and_speeds_are_drawn_evenly():
     both = gym.make("ant-dir"), gym.make("cheetah-vel")
     directions, speeds = (np.array([env.reset(seed=s)[1]["context"] for s in range(300)]) for env in both)
