@@ -49,9 +49,6 @@ ACTIVE = RECIPE_DDQN | {"env_id": "tmaze-active", "tau": 0.01, "updates_per_epis
 POINT = SMALL_SAC | {"env_id": "point-robot", "total_timesteps": 300_000, "batch_size": 16}
 CHEETAH = SMALL_SAC | {"env_id": "cheetah-vel", "total_timesteps": 400_000}
 MAZE_50 = PASSIVE | {"corridor_length": 50, "total_episodes": 24_000}
-# The setting of results/figure4_old_observation, to compare T-Maze's observation in cells with the one before.
-OLD_DDQN = {"memory_dim": 64, "hidden_dim": 128, "learning_rate": 3e-4, "tau": 0.005, "batch_size": 32}
-OLD_DDQN |= {"max_grad_norm": 1.0, "num_envs": 16, "eval_interval": 500, "corridor_length": 50}
 
 
 class Setting(NamedTuple):
@@ -81,12 +78,6 @@ EXPERIMENTS = {
     ],
     # What the paper's sizes, the defaults, cost on a CPU.
     ("defaults", "cpu"): [Setting(("sac_mate",), (11,), {"env_id": "hopper-param", "bf16": True})],
-    ("observation", "cpu"): [
-        Setting(DDQN, (21, 22), OLD_DDQN | {"env_id": "tmaze-passive", "total_episodes": 8_000}),
-        Setting(
-            DDQN, (21, 22), OLD_DDQN | {"env_id": "tmaze-active", "total_episodes": 40_000, "updates_per_episode": 0.5}
-        ),
-    ],
     ("precision", "cpu"): [  # runs of the two figures with the other value of --bf16
         Setting(("sac_mate",), (11, 12), POINT | {"bf16": False}),
         Setting(("sac_mate",), (11,), CHEETAH | {"bf16": False}),
@@ -209,15 +200,12 @@ def refuse_other_flags(run):
 
 
 # ----------------------------------------------------------------------------------------------------- in a Ray worker
-GRACE = 120  # seconds that a script has to save its checkpoint when it is stopped
-# Started through this, a script gets SIGTERM when its Ray worker dies, whatever the cause (Linux only).
+# Started through this, a script gets SIGTERM when its Ray worker dies, whatever the cause, and saves a checkpoint.
 DIE_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 def train(run, args):
     """Bring a run to its end. Returns its results, or what went wrong as a string."""
-    # Ray cancels a task by an interrupt, which Python ignores if the sweep was started in the background of a shell.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     run.folder.mkdir(parents=True, exist_ok=True)
     with open(run.folder / "log.txt", "a") as log:
         lock(log)
@@ -236,40 +224,25 @@ def train(run, args):
 
 def lock(log):
     """Wait for a script that still writes to this folder: scripts inherit the lock with the file that they print to."""
-    while True:
-        try:
-            return fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(1)
-        except OSError:  # a file system without locks
-            return None
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(log, fcntl.LOCK_EX)
 
 
 def run_script(words, folder, log, args):
-    """Run the command to its end, or stop it if the task is cancelled. Returns its exit code."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(args.cpus_per_run))
     gpus = {} if args.gpus_per_run else {"CUDA_VISIBLE_DEVICES": ""}  # else Ray says which
     env = os.environ | threads | gpus | {"PYTHONUNBUFFERED": "1"}
-    wrapper = [sys.executable, "-c", DIE_WITH_PARENT] if sys.platform == "linux" else []
     print(f"\n{time.strftime('%F %T')} on {os.uname().nodename}: {shlex.join(words)}", file=log, flush=True)
-    process = subprocess.Popen(wrapper + words, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    try:
-        while process.poll() is None:  # wait() would not be interrupted by Ray
-            time.sleep(0.2)
-    finally:
-        process.terminate()  # does nothing if it has ended
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
-        process.kill()
-    return process.wait()
+    files = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+    words = [sys.executable, "-c", DIE_WITH_PARENT, *words]
+    return subprocess.Popen(words, cwd=folder, env=env, **files).wait()  # run() would kill it when Ray ends this worker
 
 
 # ------------------------------------------------------------------------------------------------------- in the driver
 def start_ray(args):
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's 15, runs all but stop when a core has other work
-    if sys.platform == "linux":  # Ray would kill the scripts of a killed sweep; by DIE_WITH_PARENT they save
-        os.environ["RAY_kill_child_processes_on_worker_exit"] = "0"
+    os.environ["RAY_kill_child_processes_on_worker_exit"] = "0"  # by DIE_WITH_PARENT they save first
     import ray
 
     options = {"log_to_driver": False, "logging_level": "ERROR", "num_cpus": args.num_cpus}
@@ -314,10 +287,11 @@ def sweep(runs, args):
                 print(f"[{len(outcomes)}/{len(runs)}] {run.name}: {describe(outcomes[-1])}", flush=True)
     except KeyboardInterrupt:
         print("stopping: scripts under way save their checkpoints", flush=True)
+        ray.shutdown()  # ends the workers, and so the scripts
         with contextlib.suppress(KeyboardInterrupt):  # a second one does not wait for them
-            for ref in reversed(pending):  # those not started first, so that none starts now
-                ray.cancel(ref)
-            ray.wait(list(pending), num_returns=len(pending), timeout=2 * GRACE)
+            for path in [run.folder / "log.txt" for run in pending.values()]:
+                if path.exists():
+                    lock(path.open())
         print("stopped; the same command continues", flush=True)
         sys.exit(130)
     finally:

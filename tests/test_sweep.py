@@ -189,14 +189,12 @@ def test_what_is_tried_again(monkeypatch, tmp_path):
 
 
 def test_a_run_waits_for_a_script_that_is_still_saving_in_its_folder(monkeypatch, tmp_path):
-    commands = fake_script(monkeypatch, [0], True)
     with open(tmp_path / "log.txt", "a") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
-        child = subprocess.Popen(["sleep", "100"], stdout=log)  # as a script whose worker then dies
-    waited = []
-    monkeypatch.setattr(sweep.time, "sleep", lambda _: (waited.append(list(commands)), child.kill(), child.wait()))
-    assert sweep.train(Run("ddqn_lstm", TINY, tmp_path), SimpleNamespace(retries=0)) == REACHED
-    assert waited == [[]], "nothing had been started while it waited"
+        earlier = subprocess.Popen(["bash", "-c", "sleep 1; echo saved"], stdout=log)  # a script whose worker then dies
+    monkeypatch.setattr(sweep, "run_script", lambda *_: 1)
+    assert sweep.train(Run("ddqn_lstm", TINY, tmp_path), SimpleNamespace(retries=0)) == "exit code 1: saved"
+    assert earlier.wait() == 0
 
 
 @pytest.mark.parametrize("experiment", sweep.EXPERIMENTS)
