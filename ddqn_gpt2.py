@@ -119,8 +119,8 @@ class Args:
     tau: float = 0.001  # soft-update coefficient of the target network (paper: 0.001)
     max_grad_norm: float = 0.03  # gradients are clipped to this norm (paper: 0.03)
     start_epsilon: float = 1.0  # probability of a random action at the start (paper: 1)
-    end_epsilon: float | None = None  # and after the exploration phase; default 1/T (paper: 1/T)
-    exploration_fraction: float = 0.1  # part of the episodes over which epsilon falls linearly (paper: 0.1)
+    end_epsilon: float | None = None  # probability of a random action in the end; default: 1/T (paper: 1/T)
+    exploration_fraction: float = 0.1  # fraction of the episodes over which epsilon is annealed (paper: 0.1)
     memory_dim: int = 128  # D, size of memory and state embedding (paper: 128)
     hidden_dim: int = 256  # H, width of the two hidden layers of the Q-network (paper: 256)
     eval_interval: int = 1_000  # episodes between evaluations
@@ -131,7 +131,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     torch_deterministic: bool = True  # if on, sets torch.backends.cudnn.deterministic
     cuda: bool = True  # use a GPU if there is one
-    bf16: bool = False  # update in bfloat16: 1.4 to 1.9 times faster on our CPU, as good at L=50, inexact for L > 256
+    bf16: bool = False  # update in bfloat16: 1.4 to 1.9 times faster on our CPU; solves L=50, inexact for L > 256
     capture_video: bool = False  # record one episode at every evaluation
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     wandb_project_name: str = "mate"  # project in Weights & Biases
@@ -261,9 +261,9 @@ class Rollout:
         return infos
 
     @torch.no_grad()
-    def step(self, policy):  # act in every environment, and update its memory
+    def step(self, policy, *args):  # act in every environment, and update its memory
         obs_tensor = self.tensor(self.obs)  # s_t (N, O)
-        action = policy(obs_tensor, self.agent.memory.read(self.state))  # a_t (N, A), from s_t and m_t
+        action = policy(obs_tensor, self.agent.memory.read(self.state), *args)  # a_t (N, A), from s_t and m_t
         action_array = action.cpu().numpy()
         obs, reward, terminated, truncated, infos = self.vec.step(self.agent.to_env(action_array))
         # Where an episode ended, obs is already s_0 of the next one, and the last observation is in the infos.
@@ -479,7 +479,7 @@ def train(args, saved=None):
         while buffer.count < args.total_episodes:
             # ACT, one step in every environment
             epsilon, episodes_before = epsilon_at(buffer.count, max_steps, args), buffer.count
-            step = rollout.step(lambda obs, m, epsilon=epsilon: agent.explore(obs, m, epsilon))
+            step = rollout.step(agent.explore, epsilon)
             counters["step"] += args.num_envs
 
             # STORE

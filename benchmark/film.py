@@ -28,9 +28,9 @@ class Args:
     output: tyro.conf.Positional[Path]  # the GIF
     contexts: tuple[str, ...]  # one for each panel, numbers separated by commas
     seed: int = 1_000_000  # of the start states
-    every: int = 2  # film every second step
+    every: int = 2  # film every n-th step
     height: int = 200  # of the picture, in pixels
-    distance: float | None = None  # MuJoCo: a camera that stands still, so far above the start, for all contexts
+    distance: float | None = None  # MuJoCo: height of a fixed camera above the start; all contexts in one picture
 
 
 # With --distance: the colours of the contexts, red, green, blue and opacity.

@@ -304,7 +304,8 @@ def summarise(seeds, tmaze):
 
 
 def markdown(lines):
-    names = [name for name in lines[0] if any(line.get(name) for line in lines)]  # drop columns without a value
+    names = dict.fromkeys(name for line in lines for name in line)
+    names = [name for name in names if any(line.get(name) for line in lines)]  # drop columns without a value
     cells = [names, ["---"] * len(names), *([line.get(name, "") for name in names] for line in lines)]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells) + "\n"
 
@@ -322,15 +323,14 @@ def group_lines(results, table, name, value_name):
 
 
 def command_lines(results):
-    groups = {}
+    groups = {}  # {flags: {script: [seeds]}}
     for run, tables in results.items():
         if "commands" in tables:
-            scripts, seeds = groups.setdefault(str(tables["commands"]["flags"][0]), ({}, {}))
-            scripts[f"{run.script}.py"] = seeds[str(run.seed)] = True
-    for flags, (scripts, seeds) in groups.items():
-        first, *others = scripts
-        likewise = f"; the same for {', '.join(others)}" if others else ""
-        yield f"- `python {first} {flags} --seed SEED`, seeds {', '.join(seeds)}{likewise}"
+            scripts = groups.setdefault(str(tables["commands"]["flags"][0]), {})
+            scripts.setdefault(f"{run.script}.py", []).append(str(run.seed))
+    for flags, scripts in groups.items():
+        seeds = "; ".join(f"{script} {', '.join(seeds)}" for script, seeds in scripts.items())
+        yield f"- `python {next(iter(scripts))} {flags} --seed SEED`; seeds: {seeds}"
 
 
 def to_markdown(results):
@@ -338,8 +338,9 @@ def to_markdown(results):
     text += "\nMean over seeds [lowest, highest]. Best: highest of a run's evaluations; last: its last one."
     if any(is_tmaze(run) for run in results):
         text += f" Updates to {SOLVED}: median over the seeds that reached it."
-    else:
+    if not all(is_tmaze(run) for run in results):
         text += " First and last quarter: return of these steps of the episode, last evaluation."
+    text += " Minutes: of one thread on a machine that did other work too."
     sections = {"success": ("Success rate by task", "task", "success_rate")}
     sections["ant_directions"] = ("Forward reward per step by quarter of directions", "quarter", "forward_reward")
     for table, (header, *names) in sections.items():

@@ -124,9 +124,9 @@ def draw(scores, projection):
         style = look(run.script)
         ax.plot(columns["t"], columns["score_memory"], color=style.color, label=f"{style.label}, $m_t$")
         ax.plot(columns["t"], columns["score_untrained"], ":", color=style.color, label=f"{style.label}, untrained")
-    first, (run, columns) = scores[next(iter(scores))], next(iter(scores.items()))
-    ax.plot(columns["t"], first["score_obs"], "--", color="black", label="observation $s_t$")
-    ax.plot(columns["t"], first["chance"], color="0.6", linewidth=0.8, label="chance")
+    run, first = next(iter(scores.items()))
+    ax.plot(first["t"], first["score_obs"], "--", color="black", label="observation $s_t$")
+    ax.plot(first["t"], first["chance"], color="0.6", linewidth=0.8, label="chance")
     classify, episodes = first["measure"][0] == "accuracy", first["episodes"][0]
     ax.set_ylim(0 if classify else -0.15, 1.05)
     ax.set(xlabel="step t of the episode", ylabel="accuracy of the probe" if classify else "$R^2$ of the probe")

@@ -119,7 +119,8 @@ def first_episodes(script, rollout, untrained, seeds, max_steps):
     while running.any():
         memories = rollout.agent.memory.read(rollout.state), untrained.read(untrained_state)
         step = rollout.step(rollout.agent.act)
-        untrained_state = untrained.step(script.transition(*map(rollout.tensor, step[:4])), untrained_state)
+        x = map(rollout.tensor, (step.obs, step.action, step.reward, step.next_obs))
+        untrained_state = untrained.step(script.transition(*x), untrained_state)
         values = {"obs": step.obs, "memory": memories[0].numpy(), "untrained": memories[1].numpy()}
         values |= {"reward": step.reward, "forward": info_of(step, "reward_forward")}
         steps.append({name: (running * value.T).T for name, value in values.items()})

@@ -123,8 +123,7 @@ def make_rollout(name, num_envs, T):
     torch.manual_seed(0)
     agent = module.Agent(vec.single_observation_space.shape[0], vec.single_action_space, max_steps, args)
     rollout = module.Rollout(vec, agent, CPU)
-    explore = (lambda obs, m: agent.explore(obs, m, 0.1)) if ddqn else agent.explore
-    return rollout, partial(rollout.step, explore)
+    return rollout, partial(rollout.step, agent.explore, *([0.1] if ddqn else []))  # epsilon
 
 
 def run_episode(rollout, step, T):
@@ -239,9 +238,8 @@ def measure_startup(quick):
     candidates = {name: partial(run, [sys.executable, *words]) for name, words in commands.items()}
     for name, seconds in in_turns(candidates, 0, rounds=(repeats, repeats)).items():
         yield {"until": name, "seconds": seconds}
-    for script, env_id in (("ddqn_mate", "tmaze-passive"), ("sac_mate", "ant-dir"), ("sac_mate", "ml10"))[
-        : 1 if quick else 3
-    ]:
+    runs = [("ddqn_mate", "tmaze-passive"), ("sac_mate", "ant-dir"), ("sac_mate", "ml10")]
+    for script, env_id in runs[:1] if quick else runs:
         seconds = float(np.median([until_run_folder(script, env_id) for _ in range(repeats)]))
         yield {"until": f"run folder of {script}.py --env-id {env_id}", "seconds": seconds}
 

@@ -44,7 +44,7 @@ SMALL_SAC |= {"learning_starts": 5_000, "updates_per_step": 0.1}
 RECIPE_DDQN = {"learning_rate": 1e-3, "adam_eps": 3e-7, "anneal_lr": True, "max_grad_norm": 1.0, "batch_size": 16}
 RECIPE_DDQN |= {"learning_starts": 500}
 PASSIVE = RECIPE_DDQN | {"env_id": "tmaze-passive", "tau": 0.005, "updates_per_episode": 0.25}
-# Active: few episodes and many updates, so that the buffer keeps the early episodes, a quarter of which look first.
+# Active: few episodes, many updates, so that the buffer keeps the early episodes, a quarter of which visit the oracle.
 ACTIVE = RECIPE_DDQN | {"env_id": "tmaze-active", "tau": 0.01, "updates_per_episode": 4.0}
 POINT = SMALL_SAC | {"env_id": "point-robot", "total_timesteps": 300_000, "batch_size": 16}
 CHEETAH = SMALL_SAC | {"env_id": "cheetah-vel", "total_timesteps": 400_000}
@@ -149,7 +149,7 @@ def select_runs(args):
     if len(set(names)) < len(names):
         sys.exit(f"error: two runs are called {max(names, key=names.count)}")
     runs = [run for run in runs if not args.only or any(part in run.name for part in args.only)]
-    return runs or sys.exit(f"error: no run is called like --only {' '.join(args.only)}; the first is {names[0]}")
+    return runs or sys.exit(f"error: no name of a run contains --only {' '.join(args.only)}; the first is {names[0]}")
 
 
 def finished_in(folder):

@@ -1,7 +1,7 @@
 """The contextual MDPs of the paper, registered with Gymnasium by `import envs`.
 
-In each of them a context is drawn at every reset and hidden from the observation. It is reported in
-`info["context"]`, at reset and at every step, and `reset(options={"context": ...})` fixes it.
+In each of them a context is drawn at every reset and hidden from the observation (only T-Maze's oracle shows it). It is
+reported in `info["context"]`, at reset and at every step, and `reset(options={"context": ...})` fixes it.
 
     id                            context                                   one file each
     tmaze-passive, tmaze-active   goal above (+1) or below (-1)             tmaze.py
@@ -64,8 +64,8 @@ def make_vec(
     last one of the old episode in `infos["final_obs"]`. No step is spent on a reset, unlike in Gymnasium's default.
 
     `actions` is the kind of action space that the caller can handle, Discrete or Box: a Box must be flat and bounded,
-    and observations must be flat. With `video_folder` the first episode is recorded there; `render`
-    only checks that it could be. Further arguments go to the environment. Bad arguments raise a ValueError of one line.
+    and observations must be flat. With `video_folder` the first episode is recorded there; `render` only
+    checks that rendering works. Further arguments go to the environment. Bad arguments raise a ValueError of one line.
     """
     if ":" in env_id:
         module, env_id = env_id.rsplit(":", 1)

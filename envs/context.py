@@ -37,7 +37,7 @@ class ContextVector(VectorEnv):
 
     def __init__(self, num_envs: int, single: gym.Env, context_dim: int, render_mode: str | None):
         if render_mode is not None:
-            raise ValueError('this vector has no pictures: make it with vectorization_mode="sync" to render')
+            raise ValueError('this vector environment cannot render: make it with vectorization_mode="sync" to render')
         self.metadata = single.metadata | self.metadata
         self.num_envs, self.single = num_envs, single  # the single environment lends its constants, it is never stepped
         self.single_observation_space, self.single_action_space = single.observation_space, single.action_space

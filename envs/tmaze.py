@@ -22,7 +22,7 @@ def observe(cell, y, cue, corridor_length):
 
     Paper: "2-dimensional coordinates", no scale. Here: cells, because the scale decides how fast anything is learned.
     The agent must tell the junction from the cell before it, which x / L makes too similar in a long corridor, and find
-    a cue of one step in the sum over L steps, where a cue of length 1 is lost among positions of length L.
+    a cue of one step in the sum over L steps, where a cue of 1 is lost among positions of up to L.
     """
     x = cell - corridor_length
     return np.stack([x, y, cue * corridor_length], axis=-1).astype(np.float32)

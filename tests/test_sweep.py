@@ -224,6 +224,9 @@ def test_runs_are_ordered_by_seed_then_by_setting(monkeypatch):
         "sac_mate__ant-dir__seed6", "sac_lstm__ant-dir__seed6", f"{maze}8", f"{maze}9",
     ]  # fmt: skip
     assert names(seeds=(3,), only=("lstm", "tmaze")) == ["sac_lstm__ant-dir__seed3", f"{maze}3"]
-    for args, answer in (({"only": ("mat3",)}, "no run is called like --only mat3"), ({"seeds": (1, 1)}, "two runs")):
+    for args, answer in (
+        ({"only": ("mat3",)}, "no name of a run contains --only mat3"),
+        ({"seeds": (1, 1)}, "two runs"),
+    ):
         with pytest.raises(SystemExit, match=answer):
             names(**args)
