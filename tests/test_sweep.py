@@ -68,7 +68,8 @@ def test_a_sweep_that_is_interrupted_and_whose_script_is_killed_ends_as_if_nothi
     log = folder / LONG / "log.txt"
 
     # Interrupted in its third run: that run is saved, and no process is left.
-    sweeping = start(*command, "some runs", cwd=tmp_path, threads=7)  # which the runs must not take over
+    in_terminal = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}  # even if we are not
+    sweeping = start(*command, "some runs", cwd=tmp_path, threads=7, **in_terminal)  # threads: not those of the runs
     [process] = wait_for(lambda: script_in(folder / LONG, 100), sweeping)
     environment = Path(f"/proc/{process}/environ").read_text().split("\0")
     niceness, quick_files = os.getpriority(os.PRIO_PROCESS, process), files_of(folder / QUICK)
