@@ -1,5 +1,6 @@
 """film.py: one GIF, a panel for each context."""
 
+import re
 import sys
 
 import numpy as np
@@ -36,3 +37,11 @@ def test_with_a_distance_all_contexts_are_in_one_picture(tmp_path):
     right, left = picture[:, 160:].mean(axis=(0, 1)), picture[:, :40].mean(axis=(0, 1))
     assert picture.shape == (200, 200, 3) and right[0] > right[2] + 1 and left[2] > left[0] + 1, "orange and blue dots"
     assert picture[80:120, 80:120].min() < 200 < picture[:40].min(), "the ant, and an empty floor"
+
+
+def test_a_robot_with_a_target_speed_is_filmed_with_its_speed(monkeypatch, tmp_path):
+    folder, texts = train_in(tmp_path, "sac_mate", **tiny("sac_mate", env_id="cheetah-vel")), []
+    monkeypatch.setattr(film, "label", lambda picture, text: texts.append(text) or picture)
+    call(film.main, folder / "best.pt", tmp_path / "a.gif", "--contexts", "2.5")
+    assert texts[0] == "context 2.5" and len(texts) == 11
+    assert all(re.fullmatch(r"context 2.5, speed -?\d\.\d", text) for text in texts[1:])
