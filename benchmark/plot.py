@@ -224,10 +224,10 @@ def count_unfinished(results):
 
 
 def draw_corridor(results):
-    mazes = {}  # {maze: {script: {length: [best return of each seed]}}}
+    mazes = {}  # {maze: {script: {length: [curve of each finished seed]}}}
     for environment, scripts in by_panel(results, "curves").items():
         for script, seeds in scripts.items() if is_tmaze(environment) else ():
-            if finished := [best_return(seed) for seed in seeds if seed["finished"][-1]]:
+            if finished := [seed for seed in seeds if seed["finished"][-1]]:
                 by_length = mazes.setdefault(environment.env_id, {}).setdefault(script, {})
                 by_length[environment.corridor_length] = finished
     if not mazes:
@@ -239,15 +239,17 @@ def draw_corridor(results):
             # Lengths are categories, memories and seeds stand side by side: equal values do not hide each other.
             x = [lengths.index(length) + 0.25 * (i - (len(scripts) - 1) / 2) for length in by_length]
             style = {"color": look(script).color, "marker": look(script).marker, "linestyle": look(script).linestyle}
-            ax.plot(x, [max(seeds) for seeds in by_length.values()], **style | {"marker": ""})
+            ax.plot(x, [max(map(best_return, seeds)) for seeds in by_length.values()], **style | {"marker": ""})
             for center, seeds in zip(x, by_length.values()):
                 side_by_side = center + 0.06 * (np.arange(len(seeds)) - (len(seeds) - 1) / 2)
-                ax.plot(side_by_side, seeds, **style | {"linestyle": ""})
+                for place, seed in zip(side_by_side, seeds):
+                    face = style["color"] if seed["episodic_return"][-1] >= SOLVED else "white"
+                    ax.plot(place, best_return(seed), markerfacecolor=face, **style)
             ax.plot([], [], label=look(script).label, **style)  # for the legend
         draw_optima(ax)
         ax.set_xticks(range(len(lengths)), lengths)
         ax.set(xlim=(-0.5, len(lengths) - 0.5), ylim=(min(ax.get_ylim()[0], 0.4), 1.05))
-    add_legend(figure, "markers: every finished seed; lines: the best one, as in the paper")
+    add_legend(figure, f"every finished seed, filled if it ended above {SOLVED}; lines: the best one, as in the paper")
     return figure
 
 

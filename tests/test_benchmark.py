@@ -101,14 +101,15 @@ def test_the_mean_of_seeds_is_taken_at_common_steps_and_of_the_finished_ones():
 
 
 def test_corridor_shows_every_seed_and_the_best(tmp_path):
-    values = {(20, 1): 1.0, (20, 2): 1.0, (50, 1): 0.4, (50, 2): 0.7}
-    curves = {("ddqn_gpt2", "tmaze-passive", *run): ([0, v], True) for run, v in values.items()}
+    values = {(20, 1): [0, 1.0], (20, 2): [1.0, 0.5], (50, 1): [0, 0.4], (50, 2): [0, 0.7]}
+    curves = {("ddqn_gpt2", "tmaze-passive", *run): (returns, True) for run, returns in values.items()}
     write_curves(tmp_path / "c.csv", curves)
     [ax] = plot.draw_corridor(plot.collect([tmp_path / "c.csv"])[0]).axes
     line, *markers, _ = [line for line in ax.get_lines() if line.get_color() == LOOKS["gpt2"].color]
     assert line.get_ydata().tolist() == [1.0, 0.7]
-    assert [m.get_ydata().tolist() for m in markers] == [[1.0, 1.0], [0.4, 0.7]]
-    assert all(len(set(m.get_xdata())) == 2 for m in markers), "side by side"
+    assert [m.get_ydata()[0] for m in markers] == [1.0, 1.0, 0.4, 0.7]
+    assert len({m.get_xdata()[0] for m in markers}) == 4, "side by side"
+    assert [m.get_markerfacecolor() == "white" for m in markers] == [False, True, True, True], "filled: ended solved"
 
 
 # ------------------------------------------------------------------------------------------- runs, and merging with CSV
