@@ -119,19 +119,19 @@ class Args:
     tau: float = 0.001  # soft-update coefficient of the target network (paper: 0.001)
     max_grad_norm: float = 0.03  # gradients are clipped to this norm (paper: 0.03)
     start_epsilon: float = 1.0  # probability of a random action at the start (paper: 1)
-    end_epsilon: float | None = None  # probability of a random action in the end; default: 1/T (paper: 1/T)
+    end_epsilon: float | None = None  # final probability of a random action; None: 1/T (paper: 1/T)
     exploration_fraction: float = 0.1  # fraction of the episodes over which epsilon is annealed (paper: 0.1)
     memory_dim: int = 128  # D, size of memory and state embedding (paper: 128)
     hidden_dim: int = 256  # H, width of the two hidden layers of the Q-network (paper: 256)
     eval_interval: int = 1_000  # episodes between evaluations
     eval_episodes: int = 50  # episodes per evaluation, with the same seeds every time
     checkpoint_interval: float = 10.0  # minutes between checkpoints
-    resume: str | None = None  # run folder to continue, as if it had never stopped
+    resume: str | None = None  # run folder to continue, with its own flags, as if it had never stopped
     evaluate: str | None = None  # model.pt or best.pt to evaluate instead of training
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     torch_deterministic: bool = True  # if on, sets torch.backends.cudnn.deterministic
     cuda: bool = True  # use a GPU if there is one
-    bf16: bool = False  # update in bfloat16: 1.4 to 1.9 times faster on our CPU; solves L=50, inexact for L > 256
+    bf16: bool = False  # update in bfloat16: 1.4 to 1.9 times faster on our CPU; T-Maze: rounds cells beyond L = 256
     capture_video: bool = False  # record one episode at every evaluation
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     wandb_project_name: str = "mate"  # project in Weights & Biases
@@ -177,9 +177,9 @@ class ReplayBuffer:
         """Add one step of every environment. Returns (return, length) of each episode that ended with it."""
         env, t = np.arange(self.num_envs), self.length[: self.num_envs]
         for name, array in self.data.items():
-            array[env, t] = getattr(step, name)  # truncation is not stored as termination: it bootstraps
+            array[env, t] = getattr(step, name)  # only termination is stored: a truncated episode bootstraps
         self.data["obs"][env, t + 1] = step.next_obs
-        t += 1  # a view: this makes self.length of the unfinished episodes longer
+        t += 1  # in place, and t is a view: the unfinished episodes in self.length become one step longer
         finished = []
         for i in np.flatnonzero(step.terminated | step.truncated):
             row, T = self.num_envs + self.count % self.capacity, self.length[i]
@@ -222,8 +222,8 @@ class Agent(nn.Module):
         feature_dim, H = args.memory_dim + self.memory.dim, args.hidden_dim
         hidden = nn.Linear(feature_dim, H), nn.ReLU(), nn.Linear(H, H), nn.ReLU()
         self.q = nn.Sequential(*hidden, nn.Linear(H, self.action_dim))
-        # Q starts close to 0 [ours]: a wrong initial value fades by a factor of gamma every 1 / tau updates only, and a
-        # negative one at the end of the corridor keeps the greedy policy from ever going there.
+        # Q starts close to 0 [ours]: a constant error in the initial values shrinks only by a factor of gamma every
+        # 1 / tau updates, and where it is negative at the end of the corridor, the greedy policy never goes there.
         nn.init.orthogonal_(self.q[-1].weight, 0.01)
         nn.init.zeros_(self.q[-1].bias)
 
@@ -338,7 +338,7 @@ def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all
         lengths += running
         running &= ~(step.terminated | step.truncated)
 
-    # Adaptation within the episode is what memory is for: compare the first and the last quarter of its steps.
+    # Compare the first and the last quarter of the steps: a larger gain than without memory is adaptation.
     t, length, quarter = np.arange(max_steps), lengths[:, None], np.ceil(lengths[:, None] / 4)
     metrics = {
         "eval/episodic_return": rewards.sum(axis=1).mean(),

@@ -122,12 +122,12 @@ class Args:
     eval_interval: int = 20_000  # steps between evaluations
     eval_episodes: int = 20  # episodes per evaluation, with the same seeds every time
     checkpoint_interval: float = 10.0  # minutes between checkpoints
-    resume: str | None = None  # run folder to continue, as if it had never stopped
+    resume: str | None = None  # run folder to continue, with its own flags, as if it had never stopped
     evaluate: str | None = None  # model.pt or best.pt to evaluate instead of training
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     torch_deterministic: bool = True  # if on, sets torch.backends.cudnn.deterministic
     cuda: bool = True  # use a GPU if there is one
-    bf16: bool = False  # update in bfloat16: 1.5 to 2.1 times faster on our CPU; point-robot and cheetah-vel learn
+    bf16: bool = False  # update in bfloat16: 1.5 to 2.1 times faster on our CPU; used in all runs of our Figure 3
     capture_video: bool = False  # record one episode at every evaluation
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     wandb_project_name: str = "mate"  # project in Weights & Biases
@@ -166,9 +166,9 @@ class ReplayBuffer:
         """Add one step of every environment. Returns (return, length) of each episode that ended with it."""
         env, t = np.arange(self.num_envs), self.length[: self.num_envs]
         for name, array in self.data.items():
-            array[env, t] = getattr(step, name)  # truncation is not stored as termination: it bootstraps
+            array[env, t] = getattr(step, name)  # only termination is stored: a truncated episode bootstraps
         self.data["obs"][env, t + 1] = step.next_obs
-        t += 1  # a view: this makes self.length of the unfinished episodes longer
+        t += 1  # in place, and t is a view: the unfinished episodes in self.length become one step longer
         finished = []
         for i in np.flatnonzero(step.terminated | step.truncated):
             row, T = self.num_envs + self.count % self.capacity, self.length[i]
@@ -327,7 +327,7 @@ def update(agent, target, optimizer, batch, args):
         new_q = torch.minimum(*twin_q(agent.critics, actor_h[:, :-1], new_action[:, :-1]))
         actor_loss = average(alpha * log_prob[:, :-1] - new_q)
 
-        # ENTROPY COEFFICIENT. Linear in log alpha, not in alpha, so that a small alpha can still grow.
+        # ENTROPY COEFFICIENT. Linear in log alpha, not in alpha, so that the gradient does not shrink with alpha.
         entropy = -average(log_prob[:, :-1].detach())
         alpha_loss = agent.log_alpha * (entropy + agent.action_dim)  # target entropy -|A|
 
@@ -361,7 +361,7 @@ def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all
         lengths += running
         running &= ~(step.terminated | step.truncated)
 
-    # Adaptation within the episode is what memory is for: compare the first and the last quarter of its steps.
+    # Compare the first and the last quarter of the steps: a larger gain than without memory is adaptation.
     t, length, quarter = np.arange(max_steps), lengths[:, None], np.ceil(lengths[:, None] / 4)
     metrics = {
         "eval/episodic_return": rewards.sum(axis=1).mean(),

@@ -103,7 +103,8 @@ EXPERIMENTS = {
 
 @dataclass
 class Args:
-    experiment: tyro.conf.Positional[Literal[*sorted({name for name, _ in EXPERIMENTS})]]  # see EXPERIMENTS
+    # the paper's figures; with --size cpu also precision (--bf16 on and off) and defaults (a run at the paper's sizes)
+    experiment: tyro.conf.Positional[Literal[*sorted({name for name, _ in EXPERIMENTS})]]
     size: Literal["paper", "cpu"] = "paper"  # the paper's sizes and budgets, or small ones for a few cores
     output_dir: Path | None = None  # default: sweeps/{experiment}-{size}
     address: str | None = None  # of a Ray cluster, for example auto; default: start Ray on this machine

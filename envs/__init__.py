@@ -3,12 +3,12 @@
 In each of them a context is drawn at every reset and hidden from the observation (only T-Maze's oracle shows it). It is
 reported in `info["context"]`, at reset and at every step, and `reset(options={"context": ...})` fixes it.
 
-    id                            context                                   one file each
-    tmaze-passive, tmaze-active   goal above (+1) or below (-1)             tmaze.py
-    point-robot                   goal on the unit circle                   point.py
-    ant-dir, cheetah-vel          direction to run in, speed to run at      locomotion.py
-    walker-param, hopper-param    multipliers of mass, damping, friction    locomotion.py
-    ml10, ml10-appendix           one of ten tasks, one of its 50 goals     manipulation.py
+    id                            context                                            file
+    tmaze-passive, tmaze-active   goal above (+1) or below (-1)                      tmaze.py
+    point-robot                   goal on the unit circle                            point.py
+    ant-dir, cheetah-vel          direction to run in, speed to run at               locomotion.py
+    walker-param, hopper-param    multipliers of mass, inertia, damping, friction    locomotion.py
+    ml10, ml10-appendix           one of ten tasks, one of its 50 goals              manipulation.py
 
 `context.py` holds what they share, `state.py` saves and restores unfinished episodes.
 """
