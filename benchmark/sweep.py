@@ -120,13 +120,10 @@ class Args:
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 class Run(NamedTuple):
+    name: str  # and that of its folder
     script: str
     flags: dict
     folder: Path
-
-    @property
-    def name(self):
-        return self.folder.name
 
 
 def name_of(script, env_id, corridor_length, seed):
@@ -137,15 +134,15 @@ def name_of(script, env_id, corridor_length, seed):
 def select_runs(args):
     if (args.experiment, args.size) not in EXPERIMENTS:
         sys.exit(f"error: {args.experiment} has no size {args.size}")
-    settings, runs = EXPERIMENTS[args.experiment, args.size], []
     folder = (args.output_dir or Path("sweeps", f"{args.experiment}-{args.size}")).absolute()
-    by_seed = [[(setting, seed) for seed in args.seeds or setting.seeds] for setting in settings]
-    # All settings with their first seed, then with their second one: early on there is something of everything.
-    for i in range(max(map(len, by_seed))):
-        for setting, seed in [pairs[i] for pairs in by_seed if i < len(pairs)]:
+    numbered = []
+    for setting in EXPERIMENTS[args.experiment, args.size]:
+        for i, seed in enumerate(args.seeds or setting.seeds):
             for script in setting.scripts:
                 name = name_of(script, setting.flags["env_id"], setting.flags.get("corridor_length"), seed)
-                runs.append(Run(script, setting.flags | {"seed": seed}, folder / name))
+                numbered.append((i, Run(name, script, setting.flags | {"seed": seed}, folder / name)))
+    # All settings with their first seed, then with their second one: early on there is something of everything.
+    runs = [run for _, run in sorted(numbered, key=lambda pair: pair[0])]
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         sys.exit(f"error: two runs are called {max(names, key=names.count)}")
@@ -184,11 +181,6 @@ def command(run):
     return words + to_words(run.flags)
 
 
-def shell_line(run, args):  # for --dry-run: the same as a Ray worker does
-    folder, threads = shlex.quote(str(run.folder)), f"OMP_NUM_THREADS={args.cpus_per_run}"
-    return f"(mkdir -p {folder} && cd {folder} && {threads} {shlex.join(command(run))})"
-
-
 def refuse_other_flags(run):
     """Results of different settings must not be mixed in one folder."""
     for path in run.folder.glob("runs/*/checkpoint.pt"):
@@ -206,21 +198,19 @@ DIE_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.ex
 
 
 def train(run, args):
-    """Bring a run to its end. Returns its results, or what went wrong as a string."""
+    """Bring a run to its end, from its checkpoint if there is one. If this raises an error, Ray tries again."""
     run.folder.mkdir(parents=True, exist_ok=True)
     with open(run.folder / "log.txt", "a") as log:
         lock(log)
-        for _ in range(1 + args.retries):
-            if results := results_of(run):
-                return results
-            for path in run.folder.glob("runs/*"):
-                if not (path / "checkpoint.pt").exists():  # died before its first checkpoint
-                    shutil.rmtree(path)
-            code = run_script(command(run), run.folder, log, args)
-            killed, saved = code < 0 or code > 128, list(run.folder.glob("runs/*/checkpoint.pt"))
-            if code and not killed and not saved:  # bad flags, for example: it would fail again
-                break
-    return results_of(run) or f"exit code {code}: " + (run.folder / "log.txt").read_text().strip().splitlines()[-1]
+        if results := results_of(run):
+            return results
+        for path in run.folder.glob("runs/*"):
+            if not (path / "checkpoint.pt").exists():  # died before its first checkpoint
+                shutil.rmtree(path)
+        if code := run_script(command(run), run.folder, log, args):
+            last_line = (run.folder / "log.txt").read_text().strip().splitlines()[-1]
+            raise RuntimeError(f"exit code {code}: {last_line}")
+    return results_of(run)
 
 
 def lock(log):
@@ -246,12 +236,10 @@ def start_ray(args):
     os.environ["RAY_kill_child_processes_on_worker_exit"] = "0"  # by DIE_WITH_PARENT they save first
     import ray
 
-    options = {"log_to_driver": False, "logging_level": "ERROR", "num_cpus": args.num_cpus}
-    if args.address is None:
-        options["include_dashboard"] = False
+    local = {"include_dashboard": False, "num_cpus": args.num_cpus} if args.address is None else {}
     for attempts_left in (2, 1, 0):  # Ray gives itself 30 s to start, too little on a very busy machine
         try:
-            ray.init(args.address or "local", **options)
+            ray.init(args.address or "local", log_to_driver=False, logging_level="ERROR", **local)
             break
         except Exception as error:  # Ray raises errors of many kinds
             ray.shutdown()
@@ -263,29 +251,25 @@ def start_ray(args):
     return ray
 
 
-def describe(outcome):
-    if isinstance(outcome, str):
-        return f"failed, {outcome}"
-    text = "best {best_return:.3f}, last {last_return:.3f}, {minutes:.1f} minutes"
-    return text.format(**outcome, minutes=outcome["seconds"] / 60)
-
-
 def sweep(runs, args):
-    """Do these runs and print the outcome of each as it ends. Returns the outcomes."""
-    ray, outcomes = start_ray(args), []
+    """Do these runs and print the outcome of each as it ends. Returns how many failed."""
+    ray, failed = start_ray(args), 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C; only now, since Ray sets its own
-    # Ray's own retries are for a worker that dies.
-    task = ray.remote(num_cpus=args.cpus_per_run, num_gpus=args.gpus_per_run, max_retries=args.retries)(train)
+    options = {"num_cpus": args.cpus_per_run, "num_gpus": args.gpus_per_run}
+    task = ray.remote(**options, max_retries=args.retries, retry_exceptions=True)(train)
     pending = {task.remote(run, args): run for run in runs}
     try:
         while pending:
             for ref in ray.wait(list(pending), timeout=1)[0]:
                 run = pending.pop(ref)
                 try:
-                    outcomes.append(ray.get(ref))
+                    found = ray.get(ref)
+                    text = f"best {found['best_return']:.3f}, last {found['last_return']:.3f}"
+                    text += f", {found['seconds'] / 60:.1f} minutes"
                 except ray.exceptions.RayError as error:
-                    outcomes.append((str(error) or repr(error)).strip().splitlines()[-1])
-                print(f"[{len(outcomes)}/{len(runs)}] {run.name}: {describe(outcomes[-1])}", flush=True)
+                    cause = getattr(error, "cause", None) or error  # what train raised, or what Ray says
+                    failed, text = failed + 1, f"failed, {str(cause).strip().splitlines()[-1]}"
+                print(f"[{len(runs) - len(pending)}/{len(runs)}] {run.name}: {text}", flush=True)
     except KeyboardInterrupt:
         print("stopping: scripts under way save their checkpoints", flush=True)
         ray.shutdown()  # ends the workers, and so the scripts
@@ -297,7 +281,7 @@ def sweep(runs, args):
         sys.exit(130)
     finally:
         ray.shutdown()
-    return outcomes
+    return failed
 
 
 def main():
@@ -308,13 +292,13 @@ def main():
     known = finished_in(args.results) if args.results else ()
     missing = [run for run in runs if run.name not in known and results_of(run) is None]
     if args.dry_run:
-        for run in missing:
-            print(shell_line(run, args))
+        for run in missing:  # the same as a Ray worker does
+            folder, threads = shlex.quote(str(run.folder)), f"OMP_NUM_THREADS={args.cpus_per_run}"
+            print(f"(mkdir -p {folder} && cd {folder} && {threads} {shlex.join(command(run))})")
         return
     print(f"{len(runs) - len(missing)} of {len(runs)} runs are finished, in {runs[0].folder.parent}", flush=True)
-    failed = [outcome for outcome in (sweep(missing, args) if missing else ()) if isinstance(outcome, str)]
-    if failed:
-        sys.exit(f"error: {len(failed)} runs failed; what they printed is in log.txt in their folders")
+    if missing and (failed := sweep(missing, args)):
+        sys.exit(f"error: {failed} runs failed; what they printed is in log.txt in their folders")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -85,6 +84,10 @@ def test_a_sweep_that_is_interrupted_and_whose_script_is_killed_ends_as_if_nothi
     assert log.read_text().splitlines()[-1].startswith("stopped at step") and interrupted_at >= 100
 
     # Started again it does only what is missing, and restarts the script that is killed. A failed run stops no other.
+    def attempts():
+        return (folder / BROKEN / "log.txt").read_text().count("ddqn_gpt2.py")
+
+    before = attempts()
     sweeping = start(*command, "some runs", cwd=tmp_path)
     [process] = wait_for(lambda: script_in(folder / LONG, interrupted_at + 200), sweeping)
     os.kill(process, signal.SIGKILL)
@@ -92,10 +95,12 @@ def test_a_sweep_that_is_interrupted_and_whose_script_is_killed_ends_as_if_nothi
     assert files_of(folder / QUICK) == quick_files
     assert output.startswith("1 of 3 runs are finished") and QUICK not in output
     assert sweeping.returncode == 1 and "error: 1 runs failed" in errors and "Traceback" not in errors
-    assert re.search(rf"^\[1/2\] {BROKEN}: failed, exit code 1: error: --batch-size 0 is", output, re.MULTILINE)
-    assert (folder / BROKEN / "log.txt").read_text().count("ddqn_gpt2.py") == 2, "once in each sweep, no retry"
+    assert re.search(rf"^\[[12]/2\] {BROKEN}: failed, exit code 1: error: --batch-size 0 is", output, re.MULTILINE)
+    assert attempts() == before + 2, "once more, as often as --retries says"
     run, text = checkpoint.parent, log.read_text()
-    assert re.search(rf"^\[2/2\] {LONG}: best {results_of(run)['best_return']:.3f}, last .*, .* minutes$", output, re.M)
+    assert re.search(
+        rf"^\[[12]/2\] {LONG}: best {results_of(run)['best_return']:.3f}, last .*, .* minutes$", output, re.M
+    )
     assert text.count("ddqn_mate.py --env-id") == 1 and text.count(f"ddqn_mate.py --resume runs/{run.name}\n") == 2
     assert text.count("episodes 0 ") == 1, "it never started over"
     whole = train_in(tmp_path / "whole", "ddqn_mate", **SETTINGS[2].flags, seed=1)
@@ -172,21 +177,16 @@ def fake_script(monkeypatch, codes, checkpoint):
     return commands
 
 
-def test_what_is_tried_again(monkeypatch, tmp_path):
-    for codes, checkpoint, attempts, outcome in (
-        ((-9, 143, 0), True, 3, REACHED),  # killed, then stopped by somebody
-        ((-9, 0), False, 2, REACHED),  # killed before its first checkpoint
-        ((1, 1, 1, 0), True, 3, "exit code 1: last line"),  # as often as --retries says
-        ((2,), False, 1, "exit code 2: last line"),  # refused its flags, and would do so again
-    ):
-        commands, run = fake_script(monkeypatch, codes, checkpoint), Run("ddqn_lstm", TINY, tmp_path / str(codes))
-        assert sweep.train(run, SimpleNamespace(retries=2)) == outcome
-        assert len(commands) == attempts
-        assert all(words == (["--resume", "runs/1"] if checkpoint else commands[0]) for words in commands[1:])
-        assert len(list(run.folder.glob("runs/*"))) == 1, "folders without a checkpoint are removed"
-        if outcome == REACHED:
-            assert sweep.train(run, SimpleNamespace(retries=2)) == REACHED
-            assert len(commands) == attempts, "a finished run is not started again"
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_another_try_continues_from_the_checkpoint_or_starts_over(checkpoint, monkeypatch, tmp_path):
+    commands, run = fake_script(monkeypatch, (-9, 1, 0), checkpoint), Run("name", "ddqn_lstm", TINY, tmp_path)
+    for code in (-9, 1):
+        with pytest.raises(RuntimeError, match=f"^exit code {code}: last line$"):  # Ray tries again
+            sweep.train(run, None)
+    assert sweep.train(run, None) == REACHED
+    assert all(words == (["--resume", "runs/1"] if checkpoint else commands[0]) for words in commands[1:])
+    assert len(list(run.folder.glob("runs/*"))) == 1, "folders without a checkpoint are removed"
+    assert sweep.train(run, None) == REACHED and len(commands) == 3, "a finished run is not started again"
 
 
 def test_a_run_waits_for_a_script_that_is_still_saving_in_its_folder(monkeypatch, tmp_path):
@@ -194,7 +194,8 @@ def test_a_run_waits_for_a_script_that_is_still_saving_in_its_folder(monkeypatch
         fcntl.flock(log, fcntl.LOCK_EX)
         earlier = subprocess.Popen(["bash", "-c", "sleep 1; echo saved"], stdout=log)  # a script whose worker then dies
     monkeypatch.setattr(sweep, "run_script", lambda *_: 1)
-    assert sweep.train(Run("ddqn_lstm", TINY, tmp_path), SimpleNamespace(retries=0)) == "exit code 1: saved"
+    with pytest.raises(RuntimeError, match="^exit code 1: saved$"):
+        sweep.train(Run("name", "ddqn_lstm", TINY, tmp_path), None)
     assert earlier.wait() == 0
 
 
