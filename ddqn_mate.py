@@ -21,13 +21,12 @@ import copy
 import ctypes
 import json
 import math
-import platform
 import sys
 import time
 from collections import namedtuple
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from signal import SIG_DFL, SIGINT, SIGTERM, signal
+from signal import SIGINT, SIGTERM, signal
 
 import gymnasium as gym
 import numpy as np
@@ -70,17 +69,17 @@ class Memory(nn.Module):
     def forward(self, x):  # (B, T, X) -> (B, T+1, D): m_0 ... m_T, normalized by Eq. (11), in parallel
         e = self.encode(x)  # (B, T, D)
         Psi = self.Psi.expand(len(x), 1, self.dim)
-        total = torch.cat([Psi, e], dim=1).cumsum(dim=1)  # Eq. (6) plus Psi; Psi keeps the sum in float32 under --bf16
+        total = torch.cat([Psi, e], dim=1).cumsum(dim=1)  # Eq. (6) plus Psi; in float32 even under --bf16, as Psi is
         return self.project(total)
 
     # Acting, one step at a time in N environments. The state is the running sum m_t + Psi, (N, D).
     def initial_state(self, n):
         return self.Psi.expand(n, self.dim)
 
-    def step(self, x, state):  # m_{t+1} = m_t + E(x_{t+1}): the same cost at every t (Section 3.2)
+    def step(self, x, state):  # x_{t+1} (N, X): m_{t+1} = m_t + E(x_{t+1}), the same cost at every t (Section 3.2)
         return state + self.encode(x)
 
-    def read(self, state):  # -> (N, D)
+    def read(self, state):  # -> (N, D), Eq. (11)
         return self.project(state)
 
     def reset(self, state, ended):  # ended (N,): an empty memory where an episode ended
@@ -97,7 +96,7 @@ class Args:
     seed: int = 1  # seed of networks, exploration and training environments; evaluation uses seeds of its own
     num_envs: int = 64  # environments stepped in parallel [ours]
     max_episode_steps: int | None = None  # T, for environments registered without a time limit, or to shorten it
-    total_episodes: int = 80_000  # episodes of the run, over all environments (paper: 80,000)
+    total_episodes: int = 80_000  # of all environments; epsilon and --anneal-lr decay with it (paper: 80,000)
     learning_starts: int = 100  # episodes before the first update [ours]
     updates_per_episode: float = 1.0  # gradient updates per episode [ours]
     batch_size: int = 64  # episodes in a batch (paper: 64)
@@ -113,15 +112,15 @@ class Args:
     exploration_fraction: float = 0.1  # fraction of the episodes over which epsilon is annealed (paper: 0.1)
     memory_dim: int = 128  # D, size of memory and state embedding (paper: 128)
     hidden_dim: int = 256  # H, width of the two hidden layers of the Q-network (paper: 256)
-    eval_interval: int = 1_000  # episodes between evaluations
-    eval_episodes: int = 50  # episodes per evaluation, with the same seeds every time
+    eval_interval: int = 1_000  # episodes between evaluations [ours]
+    eval_episodes: int = 50  # episodes per evaluation, with the same seeds every time [ours]
     checkpoint_interval: float = 10.0  # minutes between checkpoints
     resume: str | None = None  # run folder to continue, with its own flags, as if it had never stopped
     evaluate: str | None = None  # model.pt or best.pt to evaluate instead of training
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     torch_deterministic: bool = True  # if on, sets torch.backends.cudnn.deterministic
     cuda: bool = True  # use a GPU if there is one
-    bf16: bool = False  # update in bfloat16: 1.4 to 1.9 times faster on our CPU; T-Maze: rounds cells beyond L = 256
+    bf16: bool = False  # update in bfloat16: 1.3 to 1.9 times faster; rounds T-Maze's cells beyond L = 256 [ours]
     capture_video: bool = False  # record one episode at every evaluation
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     wandb_project_name: str = "mate"  # project in Weights & Biases
@@ -130,7 +129,7 @@ class Args:
     def check(self):  # exit with one line on values that make no sense, before anything is written
         for name, value in vars(self).items():
             zero = name.endswith(("seed", "starts", "gamma", "per_episode", "epsilon", "fraction"))
-            low = 0 if zero else 1e-300  # positive
+            low = 0 if zero else sys.float_info.min  # positive
             high = 1 if name.endswith(("gamma", "tau", "epsilon", "fraction")) else 1e18
             if type(value) in (int, float) and not low <= value <= high:
                 sys.exit(f"error: --{name.replace('_', '-')} {value} is out of range")
@@ -182,10 +181,10 @@ class ReplayBuffer:
 
     def sample(self, batch_size, device):
         """obs (B, T+1, O), action (B, T, A), reward, terminated and mask (B, T), with T the longest episode drawn."""
-        rows = self.num_envs + torch.randint(min(self.count, self.capacity), (batch_size,)).numpy()
+        rows = self.num_envs + torch.randint(min(self.count, self.capacity), (batch_size,)).numpy()  # (B,)
         T = self.length[rows].max()
         batch = {name: array[rows, : T + (name == "obs")] for name, array in self.data.items()}
-        # The mask removes padding from the losses. Valid steps never see it: m_t depends on x_1 ... x_t only.
+        # Padding comes after the valid steps, so no valid m_t depends on it, and the mask removes it from the losses.
         batch["mask"] = (np.arange(T) < self.length[rows, None]).astype(np.float32)
         return {name: torch.from_numpy(array).to(device) for name, array in batch.items()}
 
@@ -226,9 +225,9 @@ class Agent(nn.Module):
         return F.one_hot(self(obs, m).argmax(dim=-1), self.action_dim).float()
 
     def explore(self, obs, m, epsilon):  # the epsilon-greedy policy, for training
-        random_action = F.one_hot(torch.randint(self.action_dim, (len(obs),)), self.action_dim).float()
-        is_random = torch.rand(len(obs), 1) < epsilon
-        return torch.where(is_random.to(obs.device), random_action.to(obs.device), self.act(obs, m))
+        random_action = torch.randint(self.action_dim, (len(obs),), device=obs.device)
+        is_random = torch.rand(len(obs), 1, device=obs.device) < epsilon
+        return torch.where(is_random, F.one_hot(random_action, self.action_dim).float(), self.act(obs, m))
 
     def to_env(self, action):  # from one-hot to the number of the action
         return self.first_action + action.argmax(axis=-1)
@@ -287,7 +286,7 @@ def update(agent, target, optimizer, batch, args):
     """One gradient step of Double DQN on a batch of episodes. The metrics stay on the device until they are logged."""
     obs, action, reward, mask = batch["obs"], batch["action"], batch["reward"], batch["mask"]
 
-    def average(values):  # over the valid steps: padding is masked out
+    def average(values):  # (B, T) -> mean over the valid steps: padding is masked out
         return (mask * values).sum() / mask.sum()
 
     with torch.autocast(obs.device.type, torch.bfloat16, enabled=args.bf16):
@@ -295,8 +294,8 @@ def update(agent, target, optimizer, batch, args):
         m = agent.memory(x)  # m_0 ... m_T (B, T+1, D)
         q = agent(obs, m)  # (B, T+1, A), one pass for Q(s_t, m_t) and for the argmax at t + 1
         with torch.no_grad():
-            best_action = q[:, 1:].argmax(dim=-1, keepdim=True)  # chosen by the online network,
-            next_q = target(obs[:, 1:], target.memory(x)[:, 1:])  # valued by the target network with its own memory
+            best_action = q[:, 1:].argmax(dim=-1, keepdim=True)  # (B, T, 1), selected by the online network
+            next_q = target(obs[:, 1:], target.memory(x)[:, 1:])  # (B, T, A), by the target network and its memory
             next_q = next_q.gather(-1, best_action).squeeze(-1)  # (B, T)
             y = reward + args.gamma * (1 - batch["terminated"]) * next_q  # (B, T)
         q_taken = (q[:, :-1] * action).sum(dim=-1)  # (B, T)
@@ -318,7 +317,7 @@ def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all
     """Average performance of the deterministic policy, one episode per environment, with fixed seeds and contexts."""
     rollout, n = Rollout(vec, agent, device), vec.num_envs
     tasks = rollout.reset(seed=seed).get("task", np.full(n, None))
-    rewards, lengths, success = np.zeros((n, max_steps)), np.zeros(n, dtype=int), np.zeros(n)
+    rewards, lengths, success = np.zeros((n, max_steps)), np.zeros(n, dtype=int), np.zeros(n)  # (N, T), (N,), (N,)
     running = np.ones(n, dtype=bool)  # only the first episode of each environment counts
     while running.any():
         step = rollout.step(agent.act)
@@ -328,7 +327,7 @@ def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all
         lengths += running
         running &= ~(step.terminated | step.truncated)
 
-    # Compare the first and the last quarter of the steps: a larger gain than without memory is adaptation.
+    # Reward in the first and the last quarter of an episode: a larger gain than without memory shows adaptation.
     t, length, quarter = np.arange(max_steps), lengths[:, None], np.ceil(lengths[:, None] / 4)
     metrics = {
         "eval/episodic_return": rewards.sum(axis=1).mean(),
@@ -361,7 +360,8 @@ def parse_args():
     args, saved = tyro.cli(Args), None
     if args.resume and args.evaluate:
         sys.exit("error: use either --resume or --evaluate")
-    if path := args.evaluate if args.resume is None else Path(args.resume, "checkpoint.pt"):
+    path = args.evaluate if args.resume is None else Path(args.resume, "checkpoint.pt")
+    if path:
         try:
             saved = torch.load(path, map_location="cpu", weights_only=True)  # tensors and plain data, never code
             if saved["script"] != Path(__file__).stem:
@@ -397,7 +397,7 @@ def open_run(args, step):
 
 
 # ---------------------------------------------------------------------------------------------------------------- train
-def epsilon_at(episode, max_steps, args):  # linear decay over the first episodes, then constant
+def epsilon_at(episode, max_steps, args):  # linear decay over the first episodes, then constant (Appendix B.3)
     end = 1 / max_steps if args.end_epsilon is None else args.end_epsilon
     progress = min(episode / max(args.exploration_fraction * args.total_episodes, 1), 1.0)
     return args.start_epsilon + progress * (end - args.start_epsilon)
@@ -408,7 +408,7 @@ def train(args, saved=None):
     torch.manual_seed(args.seed)  # torch draws all random numbers of the agent
     torch.backends.cudnn.deterministic = args.torch_deterministic
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    if platform.libc_ver()[0] == "glibc":  # keep freed memory in the process: up to a third less time per update
+    if sys.platform == "linux":  # glibc: keep freed memory in the process, up to a third less time per update
         ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX
         ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD
     eval_vec, max_steps = args.make_envs(args.eval_episodes)
@@ -443,8 +443,8 @@ def train(args, saved=None):
     progress = tqdm(initial=buffer.count, total=args.total_episodes, unit="episode", disable=None)
     progress.write(f"{run_dir} on {device}, episodes of {max_steps} steps, from step {counters['step']} on")
     start_time, checkpoint_time = time.time() - counters["seconds"], 0.0  # 0: the first checkpoint comes at once
-    stop = []  # a signal ends the loop and saves the run; after that, Ctrl-C kills it
-    handlers = {n: signal(n, lambda n, _: stop.append(n) or signal(SIGINT, SIG_DFL)) for n in (SIGTERM, SIGINT)}
+    stop = []  # signals received: the current turn of the loop ends and the run is saved
+    handlers = {number: signal(number, lambda n, _: stop.append(n)) for number in (SIGTERM, SIGINT)}
 
     def log(scalars):
         check_finite(scalars)
@@ -496,16 +496,15 @@ def train(args, saved=None):
                 evaluate_and_log()
 
             # CHECKPOINT
-            stopped = bool(stop)
-            if finished or stopped or time.time() - checkpoint_time > 60 * args.checkpoint_interval:
+            if finished or stop or time.time() - checkpoint_time > 60 * args.checkpoint_interval:
                 writer.flush()
                 counters["seconds"] = time.time() - start_time
                 state = {name: part.state_dict() for name, part in parts.items()} | {"counters": counters}
                 save(run_dir / "checkpoint.pt", args, rng=[g.get_state() for g in generators], **state)
                 checkpoint_time = time.time()
-            if stopped and not finished:
-                progress.write(f"stopped at step {counters['step']}; continue with --resume {run_dir}")
-                sys.exit(128 + stop[0])
+                if stop and not finished:
+                    progress.write(f"stopped at step {counters['step']}; continue with --resume {run_dir}")
+                    sys.exit(128 + stop[0])
 
         # REPORT
         save(run_dir / "model.pt", args, agent=agent.state_dict())

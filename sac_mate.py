@@ -21,13 +21,12 @@ import copy
 import ctypes
 import json
 import math
-import platform
 import sys
 import time
 from collections import namedtuple
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from signal import SIG_DFL, SIGINT, SIGTERM, signal
+from signal import SIGINT, SIGTERM, signal
 
 import gymnasium as gym
 import numpy as np
@@ -70,17 +69,17 @@ class Memory(nn.Module):
     def forward(self, x):  # (B, T, X) -> (B, T+1, D): m_0 ... m_T, normalized by Eq. (11), in parallel
         e = self.encode(x)  # (B, T, D)
         Psi = self.Psi.expand(len(x), 1, self.dim)
-        total = torch.cat([Psi, e], dim=1).cumsum(dim=1)  # Eq. (6) plus Psi; Psi keeps the sum in float32 under --bf16
+        total = torch.cat([Psi, e], dim=1).cumsum(dim=1)  # Eq. (6) plus Psi; in float32 even under --bf16, as Psi is
         return self.project(total)
 
     # Acting, one step at a time in N environments. The state is the running sum m_t + Psi, (N, D).
     def initial_state(self, n):
         return self.Psi.expand(n, self.dim)
 
-    def step(self, x, state):  # m_{t+1} = m_t + E(x_{t+1}): the same cost at every t (Section 3.2)
+    def step(self, x, state):  # x_{t+1} (N, X): m_{t+1} = m_t + E(x_{t+1}), the same cost at every t (Section 3.2)
         return state + self.encode(x)
 
-    def read(self, state):  # -> (N, D)
+    def read(self, state):  # -> (N, D), Eq. (11)
         return self.project(state)
 
     def reset(self, state, ended):  # ended (N,): an empty memory where an episode ended
@@ -109,15 +108,15 @@ class Args:
     alpha: float = 0.2  # entropy coefficient, or its initial value under --autotune [ours]
     memory_dim: int = 256  # D, size of memory and state embedding (paper: 256)
     hidden_dim: int = 512  # H, width of the two hidden layers of actor and critics (paper: 512)
-    eval_interval: int = 20_000  # steps between evaluations
-    eval_episodes: int = 20  # episodes per evaluation, with the same seeds every time
+    eval_interval: int = 20_000  # steps between evaluations [ours]
+    eval_episodes: int = 20  # episodes per evaluation, with the same seeds every time [ours]
     checkpoint_interval: float = 10.0  # minutes between checkpoints
     resume: str | None = None  # run folder to continue, with its own flags, as if it had never stopped
     evaluate: str | None = None  # model.pt or best.pt to evaluate instead of training
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     torch_deterministic: bool = True  # if on, sets torch.backends.cudnn.deterministic
     cuda: bool = True  # use a GPU if there is one
-    bf16: bool = False  # update in bfloat16: 1.5 to 2.1 times faster on our CPU; used in all runs of our Figure 3
+    bf16: bool = False  # forward passes of the update in bfloat16: 1.6 to 2.1 times faster on our CPU [ours]
     capture_video: bool = False  # record one episode at every evaluation
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     wandb_project_name: str = "mate"  # project in Weights & Biases
@@ -125,7 +124,7 @@ class Args:
 
     def check(self):  # exit with one line on values that make no sense, before anything is written
         for name, value in vars(self).items():
-            low = 0 if name.endswith(("seed", "starts", "gamma", "per_step")) else 1e-300  # positive
+            low = 0 if name.endswith(("seed", "starts", "gamma", "per_step")) else sys.float_info.min  # positive
             if type(value) in (int, float) and not low <= value <= (1 if name in ("gamma", "tau") else 1e18):
                 sys.exit(f"error: --{name.replace('_', '-')} {value} is out of range")
 
@@ -171,10 +170,10 @@ class ReplayBuffer:
 
     def sample(self, batch_size, device):
         """obs (B, T+1, O), action (B, T, A), reward, terminated and mask (B, T), with T the longest episode drawn."""
-        rows = self.num_envs + torch.randint(min(self.count, self.capacity), (batch_size,)).numpy()
+        rows = self.num_envs + torch.randint(min(self.count, self.capacity), (batch_size,)).numpy()  # (B,)
         T = self.length[rows].max()
         batch = {name: array[rows, : T + (name == "obs")] for name, array in self.data.items()}
-        # The mask removes padding from the losses. Valid steps never see it: m_t depends on x_1 ... x_t only.
+        # Padding comes after the valid steps, so no valid m_t depends on it, and the mask removes it from the losses.
         batch["mask"] = (np.arange(T) < self.length[rows, None]).astype(np.float32)
         return {name: torch.from_numpy(array).to(device) for name, array in batch.items()}
 
@@ -294,7 +293,7 @@ def update(agent, target, optimizer, batch, args):
     """One gradient step of SAC on a batch of episodes. The metrics stay on the device until they are logged."""
     obs, action, reward, mask = batch["obs"], batch["action"], batch["reward"], batch["mask"]
 
-    def average(values):  # over the valid steps: padding is masked out
+    def average(values):  # (B, T) -> mean over the valid steps: padding is masked out
         return (mask * values).sum() / mask.sum()
 
     with torch.autocast(obs.device.type, torch.bfloat16, enabled=args.bf16):
@@ -306,15 +305,15 @@ def update(agent, target, optimizer, batch, args):
         new_action, log_prob = agent.sample(actor_h)  # (B, T+1, A), (B, T+1)
         alpha = agent.log_alpha.exp().detach()
 
-        # CRITIC LOSS. The encoder has no target copy: the target critics see the online memory.
+        # CRITIC LOSS (Appendix B.3). The encoder has no target copy: the target critics see the online memory.
         with torch.no_grad():
-            next_q = torch.minimum(*twin_q(target, h[:, 1:], new_action[:, 1:]))
+            next_q = torch.minimum(*twin_q(target, h[:, 1:], new_action[:, 1:]))  # (B, T)
             y = reward + args.gamma * (1 - batch["terminated"]) * (next_q - alpha * log_prob[:, 1:])  # (B, T)
-        q1, q2 = twin_q(agent.critics, h[:, :-1], action)
+        q1, q2 = twin_q(agent.critics, h[:, :-1], action)  # (B, T) each
         qf1_loss, qf2_loss = average((q1 - y).square()), average((q2 - y).square())
 
         # ACTOR LOSS, Eq. (27) or (28)
-        new_q = torch.minimum(*twin_q(agent.critics, actor_h[:, :-1], new_action[:, :-1]))
+        new_q = torch.minimum(*twin_q(agent.critics, actor_h[:, :-1], new_action[:, :-1]))  # (B, T)
         actor_loss = average(alpha * log_prob[:, :-1] - new_q)
 
         # ENTROPY COEFFICIENT. Linear in log alpha, not in alpha, so that the gradient does not shrink with alpha.
@@ -341,7 +340,7 @@ def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all
     """Average performance of the deterministic policy, one episode per environment, with fixed seeds and contexts."""
     rollout, n = Rollout(vec, agent, device), vec.num_envs
     tasks = rollout.reset(seed=seed).get("task", np.full(n, None))
-    rewards, lengths, success = np.zeros((n, max_steps)), np.zeros(n, dtype=int), np.zeros(n)
+    rewards, lengths, success = np.zeros((n, max_steps)), np.zeros(n, dtype=int), np.zeros(n)  # (N, T), (N,), (N,)
     running = np.ones(n, dtype=bool)  # only the first episode of each environment counts
     while running.any():
         step = rollout.step(agent.act)
@@ -351,7 +350,7 @@ def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all
         lengths += running
         running &= ~(step.terminated | step.truncated)
 
-    # Compare the first and the last quarter of the steps: a larger gain than without memory is adaptation.
+    # Reward in the first and the last quarter of an episode: a larger gain than without memory shows adaptation.
     t, length, quarter = np.arange(max_steps), lengths[:, None], np.ceil(lengths[:, None] / 4)
     metrics = {
         "eval/episodic_return": rewards.sum(axis=1).mean(),
@@ -384,7 +383,8 @@ def parse_args():
     args, saved = tyro.cli(Args), None
     if args.resume and args.evaluate:
         sys.exit("error: use either --resume or --evaluate")
-    if path := args.evaluate if args.resume is None else Path(args.resume, "checkpoint.pt"):
+    path = args.evaluate if args.resume is None else Path(args.resume, "checkpoint.pt")
+    if path:
         try:
             saved = torch.load(path, map_location="cpu", weights_only=True)  # tensors and plain data, never code
             if saved["script"] != Path(__file__).stem:
@@ -425,7 +425,7 @@ def train(args, saved=None):
     torch.manual_seed(args.seed)  # torch draws all random numbers of the agent
     torch.backends.cudnn.deterministic = args.torch_deterministic
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    if platform.libc_ver()[0] == "glibc":  # keep freed memory in the process: up to a third less time per update
+    if sys.platform == "linux":  # glibc: keep freed memory in the process, up to a third less time per update
         ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX
         ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD
     eval_vec, max_steps = args.make_envs(args.eval_episodes)
@@ -462,8 +462,8 @@ def train(args, saved=None):
     progress = tqdm(initial=counters["step"], total=args.total_timesteps, unit="step", disable=None)
     progress.write(f"{run_dir} on {device}, episodes of {max_steps} steps, from step {counters['step']} on")
     start_time, checkpoint_time = time.time() - counters["seconds"], 0.0  # 0: the first checkpoint comes at once
-    stop = []  # a signal ends the loop and saves the run; after that, Ctrl-C kills it
-    handlers = {n: signal(n, lambda n, _: stop.append(n) or signal(SIGINT, SIG_DFL)) for n in (SIGTERM, SIGINT)}
+    stop = []  # signals received: the current turn of the loop ends and the run is saved
+    handlers = {number: signal(number, lambda n, _: stop.append(n)) for number in (SIGTERM, SIGINT)}
 
     def log(scalars):
         check_finite(scalars)
@@ -512,16 +512,15 @@ def train(args, saved=None):
                 evaluate_and_log()
 
             # CHECKPOINT
-            stopped = bool(stop)
-            if finished or stopped or time.time() - checkpoint_time > 60 * args.checkpoint_interval:
+            if finished or stop or time.time() - checkpoint_time > 60 * args.checkpoint_interval:
                 writer.flush()
                 counters["seconds"] = time.time() - start_time
                 state = {name: part.state_dict() for name, part in parts.items()} | {"counters": counters}
                 save(run_dir / "checkpoint.pt", args, rng=[g.get_state() for g in generators], **state)
                 checkpoint_time = time.time()
-            if stopped and not finished:
-                progress.write(f"stopped at step {counters['step']}; continue with --resume {run_dir}")
-                sys.exit(128 + stop[0])
+                if stop and not finished:
+                    progress.write(f"stopped at step {counters['step']}; continue with --resume {run_dir}")
+                    sys.exit(128 + stop[0])
 
         # REPORT
         save(run_dir / "model.pt", args, agent=agent.state_dict())

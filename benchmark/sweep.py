@@ -17,16 +17,14 @@ On a cluster this repository, its Python environment and the output folder must 
 import contextlib
 import csv
 import fcntl
-import importlib
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -37,7 +35,6 @@ ROOT = Path(__file__).resolve().parent.parent
 # --------------------------------------------------------------------------------------------------------- experiments
 SAC = ("sac_mate", "sac_lstm", "sac_gpt2", "sac_markov")
 DDQN = ("ddqn_mate", "ddqn_lstm", "ddqn_gpt2")
-MAZES = ("tmaze-passive", "tmaze-active")
 
 SMALL_SAC = {"memory_dim": 64, "hidden_dim": 128, "learning_rate": 1e-3, "tau": 0.005, "batch_size": 4, "bf16": True}
 SMALL_SAC |= {"learning_starts": 5_000, "updates_per_step": 0.1}
@@ -65,7 +62,7 @@ EXPERIMENTS = {
     ],
     ("figure4", "paper"): [
         Setting(DDQN, (1, 2), {"env_id": maze, "corridor_length": length})
-        for maze in MAZES
+        for maze in ("tmaze-passive", "tmaze-active")
         for length in (200, 300, 400, 500, 600)
     ],
     ("figure3", "cpu"): [
@@ -110,8 +107,8 @@ class Args:
     address: str | None = None  # of a Ray cluster, for example auto; default: start Ray on this machine
     num_cpus: int | None = None  # cores of this machine to use; default: all
     cpus_per_run: int = 1  # cores, and threads, of a run
-    gpus_per_run: float = 0.0  # with 0.25, four runs share a GPU; with 0, runs see no GPU
-    retries: int = 2  # how often a run that dies is restarted
+    gpus_per_run: float = 0.0  # with 0.25, four runs share a GPU; with 0, they use none
+    retries: int = 2  # how often a run that fails is started again, from its checkpoint
     seeds: tuple[int, ...] | None = None  # instead of the experiment's
     results: Path | None = None  # folder that plot.py wrote: runs that are finished there are not repeated
     only: tuple[str, ...] = ()  # only the runs whose names contain one of these
@@ -183,20 +180,14 @@ def command(run):
 
 def refuse_other_flags(run):
     """Results of different settings must not be mixed in one folder."""
-    for path in run.folder.glob("runs/*/checkpoint.pt"):
-        Script = importlib.import_module(run.script).Args
-        found = asdict(Script()) | json.loads(path.with_name("args.json").read_text())  # defaults: flags newer than it
-        asked = asdict(Script(**run.flags)) | {"resume": found["resume"]}
-        for name in [name for name in found if found[name] != asked.get(name)]:
-            problem = f"--{name.replace('_', '-')} {found[name]}, and {asked.get(name)} is asked for now"
+    for path in run.folder.glob("runs/*/args.json"):
+        found = json.loads(path.read_text())
+        for name in [name for name, value in run.flags.items() if found.get(name) != value]:
+            problem = f"--{name.replace('_', '-')} {found.get(name)}, and {run.flags[name]} is asked for now"
             sys.exit(f"error: {run.folder} was run with {problem}: use another --output-dir, or move it away")
 
 
 # ----------------------------------------------------------------------------------------------------- in a Ray worker
-# Started through this, a script gets SIGTERM when its Ray worker dies, whatever the cause, and saves a checkpoint.
-DIE_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
-
-
 def train(run, args):
     """Bring a run to its end, from its checkpoint if there is one. If this raises an error, Ray tries again."""
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -204,9 +195,6 @@ def train(run, args):
         lock(log)
         if results := results_of(run):
             return results
-        for path in run.folder.glob("runs/*"):
-            if not (path / "checkpoint.pt").exists():  # died before its first checkpoint
-                shutil.rmtree(path)
         if code := run_script(command(run), run.folder, log, args):
             last_line = (run.folder / "log.txt").read_text().strip().splitlines()[-1]
             raise RuntimeError(f"exit code {code}: {last_line}")
@@ -220,20 +208,22 @@ def lock(log):
 
 
 def run_script(words, folder, log, args):
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(args.cpus_per_run))
-    gpus = {} if args.gpus_per_run else {"CUDA_VISIBLE_DEVICES": ""}  # else Ray says which
-    env = os.environ | threads | gpus | {"PYTHONUNBUFFERED": "1"}
     print(f"\n{time.strftime('%F %T')} on {os.uname().nodename}: {shlex.join(words)}", file=log, flush=True)
-    files = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-    words = [sys.executable, "-c", DIE_WITH_PARENT, *words]
-    return subprocess.Popen(words, cwd=folder, env=env, **files).wait()  # run() would kill it when Ray ends this worker
+    # When this worker dies, whatever the cause, the script gets SIGTERM and saves a checkpoint.
+    words = ["setpriv", "--pdeathsig", "TERM", *words]
+    env = os.environ | devices(args) | {"PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(words, cwd=folder, env=env, stdout=log, stderr=log).wait()  # run() would kill the script
+
+
+def devices(args):  # as environment variables. If runs have a GPU, Ray says which
+    return {"OMP_NUM_THREADS": str(args.cpus_per_run)} | ({} if args.gpus_per_run else {"CUDA_VISIBLE_DEVICES": ""})
 
 
 # ------------------------------------------------------------------------------------------------------- in the driver
 def start_ray(args):
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's 15, runs all but stop when a core has other work
-    os.environ["RAY_kill_child_processes_on_worker_exit"] = "0"  # by DIE_WITH_PARENT they save first
+    os.environ["RAY_kill_child_processes_on_worker_exit"] = "0"  # scripts end by themselves, see run_script
     import ray
 
     local = {"include_dashboard": False, "num_cpus": args.num_cpus} if args.address is None else {}
@@ -268,7 +258,7 @@ def sweep(runs, args):
                     text += f", {found['seconds'] / 60:.1f} minutes"
                 except ray.exceptions.RayError as error:
                     cause = getattr(error, "cause", None) or error  # what train raised, or what Ray says
-                    failed, text = failed + 1, f"failed, {str(cause).strip().splitlines()[-1]}"
+                    failed, text = failed + 1, f"failed, {(str(cause).strip() or repr(cause)).splitlines()[-1]}"
                 print(f"[{len(runs) - len(pending)}/{len(runs)}] {run.name}: {text}", flush=True)
     except KeyboardInterrupt:
         print("stopping: scripts under way save their checkpoints", flush=True)
@@ -293,8 +283,8 @@ def main():
     missing = [run for run in runs if run.name not in known and results_of(run) is None]
     if args.dry_run:
         for run in missing:  # the same as a Ray worker does
-            folder, threads = shlex.quote(str(run.folder)), f"OMP_NUM_THREADS={args.cpus_per_run}"
-            print(f"(mkdir -p {folder} && cd {folder} && {threads} {shlex.join(command(run))})")
+            folder, env = shlex.quote(str(run.folder)), " ".join(f"{k}={v}" for k, v in devices(args).items())
+            print(f"(mkdir -p {folder} && cd {folder} && {env} {shlex.join(command(run))})")
         return
     print(f"{len(runs) - len(missing)} of {len(runs)} runs are finished, in {runs[0].folder.parent}", flush=True)
     if missing and (failed := sweep(missing, args)):

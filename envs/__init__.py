@@ -119,7 +119,9 @@ def check_rendering(env_id):
     """Renders one picture, so that a missing graphics library is reported before a run begins."""
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen; MuJoCo reads it when it is imported
-    if "rgb_array" not in gym.make(env_id).metadata.get("render_modes", []):
+    env = gym.make(env_id)
+    env.close()
+    if "rgb_array" not in env.metadata.get("render_modes", []):
         raise ValueError(f"{env_id} cannot be rendered")
     try:
         env = gym.make(env_id, render_mode="rgb_array")

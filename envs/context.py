@@ -39,7 +39,7 @@ class ContextVector(VectorEnv):
         if render_mode is not None:
             raise ValueError('this vector environment cannot render: make it with vectorization_mode="sync" to render')
         self.metadata = single.metadata | self.metadata
-        self.num_envs, self.single = num_envs, single  # the single environment lends its constants, it is never stepped
+        self.num_envs, self.single = num_envs, single  # single: for its spaces and constants, never stepped
         self.single_observation_space, self.single_action_space = single.observation_space, single.action_space
         self.observation_space = batch_space(single.observation_space, num_envs)
         self.action_space = batch_space(single.action_space, num_envs)

@@ -30,12 +30,12 @@ class Contextual:
 
     def step(self, action):
         observation, reward, terminated, truncated, info = super().step(action)
-        info["context"] = self.context.copy()  # Gymnasium wants no array handed out twice
+        info["context"] = self.context.copy()  # a copy, which the caller may keep or change
         return observation, reward, terminated, truncated, info
 
 
 class AntDir(Contextual, AntEnv):
-    """Ant-v5 with, for forward reward, the planar velocity along a hidden direction. Context: that unit vector."""
+    """Ant-v5 whose forward reward is the planar velocity along a hidden direction. Context: that unit vector."""
 
     def __init__(self, angle_range: tuple[float, float] = (0.0, 2 * np.pi), **kwargs):
         super().__init__(**kwargs)
@@ -56,7 +56,7 @@ class AntDir(Contextual, AntEnv):
 
 
 class CheetahVel(Contextual, HalfCheetahEnv):
-    """HalfCheetah-v5 that is to run at a hidden speed: -|v - v*| - 0.05 ||a||^2. Context: v*, in m/s."""
+    """HalfCheetah-v5 rewarded for running at a hidden speed: -|v - v*| - 0.05 ||a||^2. Context: v*, in m/s."""
 
     def __init__(self, velocity_range: tuple[float, float] = (0.0, 3.0), ctrl_cost_weight: float = 0.05, **kwargs):
         super().__init__(ctrl_cost_weight=ctrl_cost_weight, **kwargs)
@@ -105,7 +105,8 @@ class Parametric(Contextual):
             multipliers = context[start : start + nominal.size].reshape(nominal.shape)
             getattr(self.model, name)[:] = nominal * multipliers
             start += nominal.size
-        mujoco.mj_setConst(self.model, self.data)  # refresh what MuJoCo derives from masses; reset follows, as it must
+        # Recomputes the constants that MuJoCo derives from these. It overwrites the state, which reset then sets anew.
+        mujoco.mj_setConst(self.model, self.data)
         return context
 
 

@@ -1,4 +1,4 @@
-"""Point robot: a point in the plane looks for a goal on the unit circle that only the reward tells of.
+"""Point robot: a point in the plane looks for a goal on the unit circle that only the reward reveals.
 
 Not in the paper. It is the classic first task of meta-RL and our CartPole: minutes on one core show whether a memory
 works. Without memory an agent can do no better than about -50, the return of staying near the origin.

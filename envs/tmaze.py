@@ -61,7 +61,7 @@ class TMaze(gym.Env):
     def step(self, action):
         before, dx, dy = self.cell, int(DX[action]), int(DY[action])
         if self.active and self.t == 0:
-            dx = min(dx, 0)  # the way to the junction is blocked at first, so going to look costs no time
+            dx = min(dx, 0)  # the way to the junction is blocked at first, so going to look costs one step, not two
         if self.cell == self.corridor_length:
             self.y = dy
         self.cell = min(max(self.cell + dx, 0), self.corridor_length)

@@ -74,7 +74,7 @@ def test_a_sweep_that_is_interrupted_and_whose_script_is_killed_ends_as_if_nothi
     niceness, quick_files = os.getpriority(os.PRIO_PROCESS, process), files_of(folder / QUICK)
     sweeping.send_signal(signal.SIGINT)
     output, errors = sweeping.communicate(timeout=300)
-    assert {"OMP_NUM_THREADS=1", "MKL_NUM_THREADS=1", "CUDA_VISIBLE_DEVICES="} <= set(environment)
+    assert {"OMP_NUM_THREADS=1", "CUDA_VISIBLE_DEVICES="} <= set(environment)
     assert niceness == os.getpriority(os.PRIO_PROCESS, 0), "full priority"
     assert sweeping.returncode == 130 and not errors, errors
     assert "save their checkpoints" in output and "the same command continues" in output
@@ -185,7 +185,6 @@ def test_another_try_continues_from_the_checkpoint_or_starts_over(checkpoint, mo
             sweep.train(run, None)
     assert sweep.train(run, None) == REACHED
     assert all(words == (["--resume", "runs/1"] if checkpoint else commands[0]) for words in commands[1:])
-    assert len(list(run.folder.glob("runs/*"))) == 1, "folders without a checkpoint are removed"
     assert sweep.train(run, None) == REACHED and len(commands) == 3, "a finished run is not started again"
 
 
