@@ -86,10 +86,10 @@ class Args:
 
     env_id: str = "tmaze-passive"  # any Gymnasium id with discrete actions and flat observations, or module:id
     corridor_length: int = 200  # L of T-Maze (paper: 200 to 600)
-    seed: int = 1  # seed of networks, exploration and training environments; evaluation uses seeds of its own
+    seed: int = 1  # seed of networks, exploration and training environments; evaluation seeds are fixed
     num_envs: int = 64  # environments stepped in parallel [ours]
     max_episode_steps: int | None = None  # T, for environments registered without a time limit, or to shorten it
-    total_episodes: int = 80_000  # of all environments; epsilon and --anneal-lr decay with it (paper: 80,000)
+    total_episodes: int = 80_000  # episodes of the run; epsilon and --anneal-lr depend on it (paper: 80,000)
     learning_starts: int = 100  # episodes before the first update [ours]
     updates_per_episode: float = 1.0  # gradient updates per episode [ours]
     batch_size: int = 64  # episodes in a batch (paper: 64)
@@ -436,7 +436,7 @@ def train(args, saved=None):
     progress = tqdm(initial=buffer.count, total=args.total_episodes, unit="episode", disable=None)
     progress.write(f"{run_dir} on {device}, episodes of {max_steps} steps, from step {counters['step']} on")
     start_time, checkpoint_time = time.time() - counters["seconds"], 0.0  # 0: the first checkpoint comes at once
-    stop = []  # signals received: the current turn of the loop ends and the run is saved
+    stop = []  # signals received: the loop ends after the current iteration, and the run is saved
     handlers = {number: signal(number, lambda n, _: stop.append(n)) for number in (SIGTERM, SIGINT)}
 
     def log(scalars):
@@ -454,7 +454,7 @@ def train(args, saved=None):
         if args.capture_video:
             record_video(args, agent, run_dir / "videos" / f"step-{counters['step']}", device)
         line = f"episodes {buffer.count}  steps {counters['step']}  updates {counters['updates']}"
-        progress.write(f"{line}  return {counters['last_return']:.3f}  {time.time() - start_time:.0f} s")
+        progress.write(f"{line}  eval return {counters['last_return']:.3f}  {time.time() - start_time:.0f} s")
 
     try:
         if saved is None:
@@ -477,6 +477,8 @@ def train(args, saved=None):
             while counters["updates"] < due:
                 metrics = update(agent, target, optimizer, buffer.sample(args.batch_size, device), args)
                 counters["updates"] += 1
+                if stop:
+                    progress.set_description("saving after this iteration")
                 if counters["updates"] % 100 == 0:
                     metrics = {name: value.item() for name, value in metrics.items()}
                     sps = int(counters["step"] / (time.time() - start_time))
@@ -504,7 +506,7 @@ def train(args, saved=None):
         (run_dir / "results.json").write_text(json.dumps(counters | {"episodes": buffer.count}, indent=1))
         progress.write(f"finished, best return {counters['best_return']:.3f}, in {run_dir}")
     except FloatingPointError as error:
-        sys.exit(f"error: {error} at step {counters['step']}; stopped, {run_dir} keeps the last good checkpoint")
+        sys.exit(f"error: {error} at step {counters['step']}; stopped, what is saved in {run_dir} is from before it")
     finally:
         for number, handler in handlers.items():
             signal(number, handler)

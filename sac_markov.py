@@ -75,7 +75,7 @@ class Args:
     """Soft Actor-Critic for contextual MDPs. "(paper: 64)" is the paper's value, [ours] a choice it leaves open."""
 
     env_id: str = "ant-dir"  # any Gymnasium id with a bounded Box action space and flat observations, or module:id
-    seed: int = 1  # seed of networks, exploration and training environments; evaluation uses seeds of its own
+    seed: int = 1  # seed of networks, exploration and training environments; evaluation seeds are fixed
     num_envs: int = 16  # environments stepped in parallel [ours]
     max_episode_steps: int | None = None  # T, for environments registered without a time limit, or to shorten it
     total_timesteps: int = 1_000_000  # environment steps of the run, over all environments [ours]
@@ -445,7 +445,7 @@ def train(args, saved=None):
     progress = tqdm(initial=counters["step"], total=args.total_timesteps, unit="step", disable=None)
     progress.write(f"{run_dir} on {device}, episodes of {max_steps} steps, from step {counters['step']} on")
     start_time, checkpoint_time = time.time() - counters["seconds"], 0.0  # 0: the first checkpoint comes at once
-    stop = []  # signals received: the current turn of the loop ends and the run is saved
+    stop = []  # signals received: the loop ends after the current iteration, and the run is saved
     handlers = {number: signal(number, lambda n, _: stop.append(n)) for number in (SIGTERM, SIGINT)}
 
     def log(scalars):
@@ -463,7 +463,7 @@ def train(args, saved=None):
         if args.capture_video:
             record_video(args, agent, run_dir / "videos" / f"step-{counters['step']}", device)
         line = f"steps {counters['step']}  episodes {buffer.count}  updates {counters['updates']}"
-        progress.write(f"{line}  return {counters['last_return']:.3f}  {time.time() - start_time:.0f} s")
+        progress.write(f"{line}  eval return {counters['last_return']:.3f}  {time.time() - start_time:.0f} s")
 
     try:
         if saved is None:
@@ -510,7 +510,7 @@ def train(args, saved=None):
         (run_dir / "results.json").write_text(json.dumps(counters | {"episodes": buffer.count}, indent=1))
         progress.write(f"finished, best return {counters['best_return']:.3f}, in {run_dir}")
     except FloatingPointError as error:
-        sys.exit(f"error: {error} at step {counters['step']}; stopped, {run_dir} keeps the last good checkpoint")
+        sys.exit(f"error: {error} at step {counters['step']}; stopped, what is saved in {run_dir} is from before it")
     finally:
         for number, handler in handlers.items():
             signal(number, handler)

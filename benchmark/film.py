@@ -11,6 +11,7 @@ import itertools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import gymnasium as gym
 import numpy as np
@@ -24,8 +25,8 @@ from benchmark.runs import load
 
 @dataclass
 class Args:
-    model: tyro.conf.Positional[Path]  # best.pt or model.pt of a run
-    output: tyro.conf.Positional[Path]  # the GIF
+    model: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="MODEL")]  # best.pt or model.pt of a run
+    output: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="GIF")]  # the file to write
     contexts: tuple[str, ...]  # one for each panel, numbers separated by commas
     seed: int = 1_000_000  # of the start states
     every: int = 2  # film every n-th step
@@ -90,14 +91,18 @@ def label(picture, text):
 
 
 def main():
-    args = tyro.cli(Args, description=__doc__)
+    args = tyro.cli(Args, prog="python -m benchmark.film", description=__doc__)
+    if args.output.suffix != ".gif" or not args.output.parent.is_dir():
+        sys.exit(f"error: {args.output} must end in .gif, in a folder that exists")
+    script, script_args, agent, *_ = load(args.model, num_envs=1)
+    if args.distance is not None and not script_args.env_id.endswith(("-dir", "-vel", "-param")):
+        sys.exit(f"error: --distance is for MuJoCo robots, not for {script_args.env_id}")
     try:
-        script, script_args, agent, *_ = load(args.model, num_envs=1)
         envs.check_rendering(script_args.env_id)  # sets MuJoCo up for a machine without a screen
         contexts = [[float(c) for c in text.split(",")] for text in args.contexts]
         colors = itertools.cycle(COLORS)
         episodes = [film(script, script_args, agent, c, color, args) for c, color in zip(contexts, colors)]
-    except (ValueError, OSError) as error:  # a context of another shape, a missing file
+    except ValueError as error:  # a context of another shape
         sys.exit(f"error: {error}")
     pictures = []
     for t in range(max(map(len, episodes))):  # an episode that has ended shows its last picture

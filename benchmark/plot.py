@@ -20,6 +20,7 @@ import itertools
 import json
 import logging
 import math
+import re
 import shlex
 import sys
 from dataclasses import asdict, dataclass
@@ -96,8 +97,12 @@ def collect(sources):
         flags = tables.get("commands", {}).get("flags", [None])[0]
         other = settings.setdefault(run._replace(seed=None), flags)
         if flags != other:
-            names = f"{other or 'unknown flags'} and with {flags or 'unknown flags'}"
-            sys.exit(f"error: {run.script} on {title(run)} was run with {names}: plot them separately")
+            words = [
+                re.findall(r"--\S+(?: (?!--)\S+)?", text) if text else ["unknown flags"] for text in (other, flags)
+            ]
+            ours, theirs = (" ".join(f for f in a if f not in b) or "defaults" for a, b in (words, words[::-1]))
+            names = f"{run.script} on {title(run)} was run with {ours} and with {theirs}"
+            sys.exit(f"error: {names}: plot them separately")
         known = results.setdefault(run, tables)
         new_extent, known_extent = ((t["curves"]["finished"][-1], t["curves"]["step"][-1]) for t in (tables, known))
         results[run] = tables if new_extent > known_extent else tables | known
@@ -378,7 +383,7 @@ def copy_models(results, folders, output):
 
 def main():
     logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns about every run that was resumed
-    args = tyro.cli(Args, description=__doc__)
+    args = tyro.cli(Args, prog="python -m benchmark.plot", description=__doc__)
     output = args.output_dir
     earlier = [output] if (output / "curves.csv").exists() else []
     results, folders = collect([*earlier, *args.sources])

@@ -157,7 +157,9 @@ def draw_projection(ax, projection):
 
 
 def main():
-    args = tyro.cli(Args, description=__doc__)
+    args = tyro.cli(Args, prog="python -m benchmark.probe", description=__doc__)
+    if not args.models:
+        sys.exit("error: name a run folder or a saved model")
     if args.episodes < 2 * FEWEST:
         sys.exit(f"error: --episodes must be at least {2 * FEWEST}")
     scores, projections = {}, {}

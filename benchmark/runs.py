@@ -4,6 +4,7 @@ import copy
 import csv
 import importlib
 import math
+import sys
 from collections import namedtuple
 
 import matplotlib
@@ -83,8 +84,11 @@ def write_rows(path, rows):
 def load(path, num_envs):
     """Of model.pt or best.pt: its script, the arguments, the agent, its memory before training, environments and T."""
     torch.set_num_threads(1)  # for small networks threads cost more than they gain, ten times more on a busy machine
-    saved = torch.load(path, map_location="cpu", weights_only=True)
-    script = importlib.import_module(saved["script"])
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        script = importlib.import_module(saved["script"])
+    except Exception as error:  # missing, damaged or something else
+        sys.exit(f"error: cannot load {path}: {type(error).__name__}: {error}".splitlines()[0])
     args = script.Args(**saved["args"])
     vec, max_steps = args.make_envs(num_envs)
     torch.manual_seed(0)  # of the untrained memory

@@ -255,7 +255,7 @@ def to_text(value):
 
 
 def main():
-    args = tyro.cli(Args, description=__doc__)
+    args = tyro.cli(Args, prog="python -m benchmark.speed", description=__doc__)
     torch.set_num_threads(1)
     keep_freed_memory()
     args.output_dir.mkdir(parents=True, exist_ok=True)

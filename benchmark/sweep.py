@@ -275,7 +275,7 @@ def sweep(runs, args):
 
 
 def main():
-    args = tyro.cli(Args, description=__doc__)
+    args = tyro.cli(Args, prog="python -m benchmark.sweep", description=__doc__)
     runs = select_runs(args)
     for run in runs:
         refuse_other_flags(run)
@@ -285,6 +285,7 @@ def main():
         for run in missing:  # the same as a Ray worker does
             folder, env = shlex.quote(str(run.folder)), " ".join(f"{k}={v}" for k, v in devices(args).items())
             print(f"(mkdir -p {folder} && cd {folder} && {env} {shlex.join(command(run))})")
+        print(f"{len(missing)} of {len(runs)} runs are not finished", file=sys.stderr)
         return
     print(f"{len(runs) - len(missing)} of {len(runs)} runs are finished, in {runs[0].folder.parent}", flush=True)
     if missing and (failed := sweep(missing, args)):

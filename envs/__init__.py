@@ -17,6 +17,7 @@ import functools
 import importlib
 import os
 import sys
+from difflib import get_close_matches
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -76,7 +77,10 @@ def make_vec(
     try:
         spec = gym.spec(env_id)
     except gym.error.Error:
-        raise ValueError(f"unknown environment {env_id!r}: try {', '.join(IDS)} or any id of Gymnasium's") from None
+        ids = ", ".join(get_close_matches(env_id, IDS, n=1, cutoff=0.75) or IDS)
+        raise ValueError(
+            f"unknown environment {env_id!r}: try {ids}, any id of Gymnasium's, or your module:id"
+        ) from None
     if max_episode_steps is not None:
         if env_id.startswith("tmaze-"):
             raise ValueError("the length of a T-Maze episode follows from corridor_length, not max_episode_steps")

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = sorted(path.stem for path in ROOT.glob("*_*.py"))  # ddqn_gpt2, ddqn_lstm, ...
+SCRIPTS = ["ddqn_gpt2", "ddqn_lstm", "ddqn_mate", "sac_gpt2", "sac_lstm", "sac_markov", "sac_mate"]
 
 
 def sections(name):

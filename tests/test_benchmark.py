@@ -197,10 +197,15 @@ def test_runs_with_other_flags_and_bad_input_are_refused_in_one_line(sweep, tmp_
     (tmp_path / "empty").mkdir()
     markov = save_agent(tmp_path / "markov.pt", "sac_markov", "point-robot", max_episode_steps=4)
     for program, words, answer in (
-        (plot, [sweep, other], "sac_mate on point-robot was run with .* and with .* --gamma 0.9 .*separately"),
+        (
+            plot,
+            [sweep, other],
+            "sac_mate on point-robot was run with defaults and with --gamma 0.9: plot them separately",
+        ),
         (plot, [tmp_path / "old.csv", sweep], "with unknown flags and with --env-id"),
         (plot, [tmp_path / "nothing"], "does not exist"),
         (plot, [tmp_path / "empty"], "there are no runs"),
+        (probe, [], "name a run folder"),
         (probe, [tmp_path / "nothing"], "does not exist"),
         (probe, [markov], "has no memory"),
         (probe, [markov, "--episodes", 10], "--episodes must be at least 100"),

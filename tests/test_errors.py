@@ -11,7 +11,12 @@ from torch.utils._pytree import tree_leaves
 def test_bad_input_gets_one_line_and_leaves_nothing_behind(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name, words, answer in (
-        ("sac_mate", ["--env-id=ant"], "unknown environment 'ant': try tmaze-passive, tmaze-active, point-robot, ant-"),
+        ("sac_mate", ["--env-id=ant-dri"], "unknown environment 'ant-dri': try ant-dir, any id of Gymnasium's, or"),
+        (
+            "sac_mate",
+            ["--env-id=bandit"],
+            "unknown environment 'bandit': try tmaze-passive, tmaze-active, point-robot,",
+        ),
         ("sac_mate", ["--env-id=no such thing"], "unknown environment"),
         ("sac_mate", ["--env-id=CartPole-v1"], "has actions Discrete(2), a flat, bounded Box is needed"),
         ("sac_mate", ["--env-id=odd_envs:unbounded"], "a flat, bounded Box is needed"),

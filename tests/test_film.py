@@ -1,7 +1,6 @@
 """film.py: one GIF, a panel for each context."""
 
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -14,18 +13,25 @@ from benchmark import film
 @pytest.mark.parametrize(
     "name, flags, contexts", [("ddqn_mate", {"corridor_length": 8}, ["1", "-1"]), ("sac_gpt2", {}, ["1,0", "0,1"])]
 )
-def test_a_gif_shows_the_agent_in_each_context(name, flags, contexts, monkeypatch, tmp_path):
+def test_a_gif_shows_the_agent_in_each_context(name, flags, contexts, tmp_path):
     """T-Maze of a length of its own, and episodes of point-robot that are shorter than registered."""
     folder = train_in(tmp_path, name, **tiny(name, **flags))
     words = [folder / "best.pt", tmp_path / "a.gif", "--contexts", *contexts]
-    monkeypatch.setattr(sys, "argv", ["film.py", *map(str, words)])
-    film.main()
+    call(film.main, *words)
     gif = Image.open(tmp_path / "a.gif")
     one, other = np.split(np.asarray(gif.convert("RGB")), 2, axis=1 if name == "sac_gpt2" else 0)
     assert gif.n_frames > 1 and one.shape[0] == 200 and (one != other).any(), "the goals are elsewhere"
-    monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], "1,2,3"])
-    with pytest.raises(SystemExit, match="^error: the context must be .* got .1. 2. 3.. of shape"):
-        film.main()
+    for wrong, answer in (
+        (["--contexts", "1,2,3"], "the context must be .* got .1. 2. 3.. of shape"),
+        (["--contexts", *contexts, "--distance", 9], "--distance is for MuJoCo robots"),
+    ):
+        with pytest.raises(SystemExit, match=f"^error: {answer}[^\n]*$"):
+            call(film.main, *words[:2], *wrong)
+    for path in ("a.mp4", "no/a.gif"):
+        with pytest.raises(SystemExit, match="must end in .gif, in a folder that exists$"):
+            call(film.main, words[0], path, *words[2:])
+    with pytest.raises(SystemExit, match="^error: cannot load [^\n]*$"):
+        call(film.main, folder / "args.json", *words[1:])
 
 
 def test_with_a_distance_all_contexts_are_in_one_picture(tmp_path):
