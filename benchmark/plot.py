@@ -252,9 +252,12 @@ def draw_corridor(results):
                     ax.plot(place, best_return(seed), markerfacecolor=face, **style)
             ax.plot([], [], label=look(script).label, **style)  # for the legend
         draw_optima(ax)
+        ax.grid(False, axis="x")
+        for i in range(1, len(lengths), 2):  # a band for each length
+            ax.axvspan(i - 0.5, i + 0.5, color="0.95", zorder=0)
         ax.set_xticks(range(len(lengths)), lengths)
         ax.set(xlim=(-0.5, len(lengths) - 0.5), ylim=(min(ax.get_ylim()[0], 0.4), 1.05))
-    add_legend(figure, f"every finished seed, filled if it ended above {SOLVED}; lines: the best one, as in the paper")
+    add_legend(figure, f"every finished seed, filled if its last evaluation is ≥ {SOLVED}; lines: the best seed")
     return figure
 
 
