@@ -105,13 +105,13 @@ class Args:
     wandb_project_name: str = "mate"  # project in Weights & Biases
     wandb_entity: str | None = None  # team in Weights & Biases
 
-    def check(self):  # exit with one line on values that make no sense, before anything is written
+    def check(self) -> None:  # exit with one line on values that make no sense, before anything is written
         for name, value in vars(self).items():
             low = 0 if name.endswith(("seed", "starts", "gamma", "per_step")) else sys.float_info.min  # positive
             if type(value) in (int, float) and not low <= value <= (1 if name in ("gamma", "tau") else 1e18):
                 sys.exit(f"error: --{name.replace('_', '-')} {value} is out of range")
 
-    def make_envs(self, n, folder=None):  # -> n environments, T (the maximum length of an episode)
+    def make_envs(self, n: int, folder: Path | None = None) -> tuple[gym.vector.VectorEnv, int]:  # and T
         try:
             return envs.make_vec(self.env_id, n, gym.spaces.Box, self.max_episode_steps, folder, self.capture_video)
         except (ValueError, ImportError, gym.error.Error) as error:
@@ -126,7 +126,7 @@ Step = namedtuple("Step", "obs action reward next_obs terminated truncated infos
 class ReplayBuffer:
     """Whole episodes. The first N rows hold the unfinished episodes of the N environments, the others finished ones."""
 
-    def __init__(self, capacity, num_envs, max_steps, obs_dim, action_dim):
+    def __init__(self, capacity: int, num_envs: int, max_steps: int, obs_dim: int, action_dim: int):
         self.capacity, self.num_envs, self.count = capacity, num_envs, 0  # count: all episodes finished so far
         shapes = {"obs": (max_steps + 1, obs_dim), "action": (max_steps, action_dim)}
         shapes |= {"reward": (max_steps,), "terminated": (max_steps,)}
@@ -134,7 +134,7 @@ class ReplayBuffer:
         self.data = {name: np.zeros((num_envs + capacity, *shape), np.float32) for name, shape in shapes.items()}
         self.length = np.zeros(num_envs + capacity, np.int64)
 
-    def add(self, step):
+    def add(self, step: Step) -> list[tuple[float, int]]:
         """Add one step of every environment. Returns (return, length) of each episode that ended with it."""
         env, t = np.arange(self.num_envs), self.length[: self.num_envs]
         for name, array in self.data.items():
@@ -151,7 +151,7 @@ class ReplayBuffer:
             self.count += 1
         return finished
 
-    def sample(self, batch_size, device):
+    def sample(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
         """obs (B, T+1, O), action (B, T, A), reward, terminated and mask (B, T), with T the longest episode drawn."""
         rows = self.num_envs + torch.randint(min(self.count, self.capacity), (batch_size,)).numpy()  # (B,)
         T = self.length[rows].max()
@@ -227,20 +227,20 @@ class Agent(nn.Module):
 class Rollout:
     """N environments stepped in parallel, with the memory of the current episode in each."""
 
-    def __init__(self, vec, agent, device):
+    def __init__(self, vec: gym.vector.VectorEnv, agent: Agent, device: torch.device):
         self.vec, self.agent, self.device = vec, agent, device
 
     def tensor(self, array):
         return torch.as_tensor(array, dtype=torch.float32, device=self.device)
 
     @torch.no_grad()
-    def reset(self, seed):
+    def reset(self, seed: int) -> dict:
         self.obs, infos = self.vec.reset(seed=seed)  # s_0 (N, O)
         self.state = self.agent.memory.initial_state(self.vec.num_envs)
         return infos
 
     @torch.no_grad()
-    def step(self, policy, *args):  # act in every environment, and update its memory
+    def step(self, policy, *args) -> Step:  # act in every environment, and update its memory
         obs_tensor = self.tensor(self.obs)  # s_t (N, O)
         action = policy(obs_tensor, self.agent.memory.read(self.state), *args)  # a_t (N, A), from s_t and m_t
         action_array = action.cpu().numpy()
@@ -272,7 +272,7 @@ def check_finite(values):
 
 
 # --------------------------------------------------------------------------------------------------------------- update
-def update(agent, target, optimizer, batch, args):
+def update(agent: Agent, target: nn.ModuleList, optimizer, batch: dict, args: Args) -> dict[str, torch.Tensor]:
     """One gradient step of SAC on a batch of episodes. The metrics stay on the device until they are logged."""
     obs, action, reward, mask = batch["obs"], batch["action"], batch["reward"], batch["mask"]
 
@@ -319,10 +319,10 @@ def update(agent, target, optimizer, batch, args):
 
 
 # ------------------------------------------------------------------------------------------------------------- evaluate
-def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all runs, far from training seeds
+def evaluate(agent: Agent, vec: gym.vector.VectorEnv, max_steps: int, device: torch.device) -> dict[str, float]:
     """Average performance of the deterministic policy, one episode per environment, with fixed seeds and contexts."""
     rollout, n = Rollout(vec, agent, device), vec.num_envs
-    tasks = rollout.reset(seed=seed).get("task", np.full(n, None))
+    tasks = rollout.reset(seed=1_000_000).get("task", np.full(n, None))  # the same for all runs, no training seed
     rewards, lengths, success = np.zeros((n, max_steps)), np.zeros(n, dtype=int), np.zeros(n)  # (N, T), (N,), (N,)
     running = np.ones(n, dtype=bool)  # only the first episode of each environment counts
     while running.any():
@@ -347,21 +347,21 @@ def evaluate(agent, vec, max_steps, device, seed=1_000_000):  # the same for all
     return {name: float(value) for name, value in metrics.items()}
 
 
-def record_video(args, agent, folder, device):
+def record_video(args: Args, agent: Agent, folder: Path, device: torch.device) -> None:
     vec, max_steps = args.make_envs(1, folder)
     evaluate(agent, vec, max_steps, device)
     vec.close()
 
 
 # ----------------------------------------------------------------------------------------------------------- checkpoint
-def save(path, args, **content):
+def save(path: Path, args: Args, **content) -> None:
     """Write a model or a checkpoint to a temporary file and rename it: the file at `path` is always complete."""
     check_finite({name: value.cpu().numpy() for name, value in content["agent"].items()})  # keep the last good file
     torch.save({"script": Path(__file__).stem, "args": asdict(args), **content}, f"{path}.tmp")
     Path(f"{path}.tmp").replace(path)
 
 
-def parse_args():
+def parse_args() -> tuple[Args, dict | None]:
     """The arguments, and for --resume or --evaluate the saved file, whose arguments become the defaults."""
     args, saved = tyro.cli(Args), None
     if args.resume and args.evaluate:
@@ -384,7 +384,7 @@ def parse_args():
     return args, saved
 
 
-def open_run(args, step):
+def open_run(args: Args, step: int) -> tuple[Path, SummaryWriter]:
     """The run folder and its TensorBoard writer. On --resume, events after the checkpoint are purged."""
     name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace(":", "-")  # from module:id
     run_dir = Path(args.resume or f"runs/{name}")
@@ -403,7 +403,7 @@ def open_run(args, step):
 
 
 # ---------------------------------------------------------------------------------------------------------------- train
-def train(args, saved=None):
+def train(args: Args, saved: dict | None = None) -> None:
     # ENVIRONMENTS AND NETWORKS
     torch.manual_seed(args.seed)  # torch draws all random numbers of the agent
     torch.backends.cudnn.deterministic = args.torch_deterministic

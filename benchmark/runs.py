@@ -6,6 +6,7 @@ import importlib
 import math
 import sys
 from collections import namedtuple
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -81,7 +82,7 @@ def write_rows(path, rows):
 
 
 # ------------------------------------------------------------------------------------------------------------ episodes
-def load(path, num_envs):
+def load(path: Path, num_envs: int) -> tuple:
     """Of model.pt or best.pt: its script, the arguments, the agent, its memory before training, environments and T."""
     torch.set_num_threads(1)  # for small networks threads cost more than they gain, ten times more on a busy machine
     try:
@@ -98,7 +99,7 @@ def load(path, num_envs):
     return script, args, agent, untrained, vec, max_steps
 
 
-def roll_out(path, episodes):
+def roll_out(path: Path, episodes: int) -> dict[str, np.ndarray]:
     """Episodes of the agent in model.pt or best.pt, acting deterministically on the seeds of the evaluation.
 
     reward (E, T), obs (E, T, O), memory (E, T, D), zero after the end of an episode; untrained (E, T, D), the memory

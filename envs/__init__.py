@@ -119,7 +119,7 @@ def check_spaces(env_id, observation_space, action_space, actions):
 
 
 @functools.lru_cache  # once per process
-def check_rendering(env_id):
+def check_rendering(env_id: str) -> None:
     """Renders one picture, so that a missing graphics library is reported before a run begins."""
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen; MuJoCo reads it when it is imported

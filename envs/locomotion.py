@@ -79,7 +79,14 @@ class Parametric(Contextual):
     Ranges as in the rand-param tasks of PEARL and its successors; the paper names the parameters and gives no ranges.
     """
 
-    def __init__(self, mass_base=1.5, damping_base=1.3, friction_base=1.5, exponent=3.0, **kwargs):
+    def __init__(
+        self,
+        mass_base: float = 1.5,
+        damping_base: float = 1.3,
+        friction_base: float = 1.5,
+        exponent: float = 3.0,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         bases = {"mass_base": mass_base, "damping_base": damping_base, "friction_base": friction_base}
         EzPickle.__init__(self, exponent=exponent, **bases, **kwargs)
