@@ -69,7 +69,7 @@ class Memory(nn.Module):
     def forward(self, x):  # (B, T, X) -> (B, T+1, D): m_0 ... m_T, normalized by Eq. (11), in parallel
         e = self.encode(x)  # (B, T, D)
         Psi = self.Psi.expand(len(x), 1, self.dim)
-        total = torch.cat([Psi, e], dim=1).cumsum(dim=1)  # Eq. (6) plus Psi; in float32 even under --bf16, as Psi is
+        total = torch.cat([Psi, e], dim=1).cumsum(dim=1)  # Eq. (6) plus Psi; float32 even under --bf16, because Psi is
         return self.project(total)
 
     # Acting, one step at a time in N environments. The state is the running sum m_t + Psi, (N, D).
@@ -120,7 +120,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     torch_deterministic: bool = True  # if on, sets torch.backends.cudnn.deterministic
     cuda: bool = True  # use a GPU if there is one
-    bf16: bool = False  # update in bfloat16: 1.3 to 1.9 times faster; rounds T-Maze's cells beyond L = 256 [ours]
+    bf16: bool = False  # forward passes in bfloat16: 1.3 to 1.9 times faster on our CPU; inexact beyond L = 256 [ours]
     capture_video: bool = False  # record one episode at every evaluation
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     wandb_project_name: str = "mate"  # project in Weights & Biases
@@ -136,7 +136,7 @@ class Args:
         if self.learning_starts >= self.total_episodes:
             sys.exit("error: --learning-starts must be less than --total-episodes, or nothing is learned")
 
-    def make_envs(self, n: int, folder: Path | None = None) -> tuple[gym.vector.VectorEnv, int]:  # and T
+    def make_envs(self, n: int, folder: Path | None = None) -> tuple[gym.vector.VectorEnv, int]:  # and the limit T
         maze = self.env_id.split(":")[-1].startswith("tmaze-")
         kwargs = {"corridor_length": self.corridor_length} if maze else {}
         limit, film = self.max_episode_steps, self.capture_video
@@ -316,7 +316,7 @@ def update(agent: Agent, target: Agent, optimizer, batch: dict, args: Args) -> d
 def evaluate(agent: Agent, vec: gym.vector.VectorEnv, max_steps: int, device: torch.device) -> dict[str, float]:
     """Average performance of the deterministic policy, one episode per environment, with fixed seeds and contexts."""
     rollout, n = Rollout(vec, agent, device), vec.num_envs
-    tasks = rollout.reset(seed=1_000_000).get("task", np.full(n, None))  # the same for all runs, no training seed
+    tasks = rollout.reset(seed=1_000_000).get("task", np.full(n, None))  # the same in all runs, not a training seed
     rewards, lengths, success = np.zeros((n, max_steps)), np.zeros(n, dtype=int), np.zeros(n)  # (N, T), (N,), (N,)
     running = np.ones(n, dtype=bool)  # only the first episode of each environment counts
     while running.any():
@@ -408,7 +408,7 @@ def train(args: Args, saved: dict | None = None) -> None:
     torch.manual_seed(args.seed)  # torch draws all random numbers of the agent
     torch.backends.cudnn.deterministic = args.torch_deterministic
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    if sys.platform == "linux":  # glibc: keep freed memory in the process, up to a third less time per update
+    if sys.platform == "linux":  # with glibc: keep freed memory in the process, up to a third less time per update
         ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX
         ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD
     eval_vec, max_steps = args.make_envs(args.eval_episodes)
@@ -513,7 +513,7 @@ def train(args: Args, saved: dict | None = None) -> None:
         (run_dir / "results.json").write_text(json.dumps(counters | {"episodes": buffer.count}, indent=1))
         progress.write(f"finished, best return {counters['best_return']:.3f}, in {run_dir}")
     except FloatingPointError as error:
-        sys.exit(f"error: {error} at step {counters['step']}; stopped, what is saved in {run_dir} is from before it")
+        sys.exit(f"error: {error} at step {counters['step']}; stopped, the files in {run_dir} are from before it")
     finally:
         for number, handler in handlers.items():
             signal(number, handler)

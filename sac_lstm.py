@@ -69,7 +69,7 @@ class Memory(nn.Module):
         zeros = self.embed.weight.new_zeros(n, self.dim)
         return zeros, zeros
 
-    def step(self, x, state):  # x_{t+1} (N, X); what nn.LSTMCell calls: nn.LSTM would repack its weights at every step
+    def step(self, x, state):  # x_{t+1} (N, X); a single cell: nn.LSTM would repack its weights at every step
         return torch.lstm_cell(self.embed(x), state, *self.lstm.all_weights[0])
 
     def read(self, state):  # -> (N, D)
@@ -109,7 +109,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     torch_deterministic: bool = True  # if on, sets torch.backends.cudnn.deterministic
     cuda: bool = True  # use a GPU if there is one
-    bf16: bool = False  # forward passes of the update in bfloat16: 1.6 to 2.1 times faster on our CPU [ours]
+    bf16: bool = False  # forward passes in bfloat16: 1.6 to 2.1 times faster on our CPU [ours]
     capture_video: bool = False  # record one episode at every evaluation
     track: bool = False  # log to Weights & Biases as well (pip install wandb)
     wandb_project_name: str = "mate"  # project in Weights & Biases
@@ -121,7 +121,7 @@ class Args:
             if type(value) in (int, float) and not low <= value <= (1 if name in ("gamma", "tau") else 1e18):
                 sys.exit(f"error: --{name.replace('_', '-')} {value} is out of range")
 
-    def make_envs(self, n: int, folder: Path | None = None) -> tuple[gym.vector.VectorEnv, int]:  # and T
+    def make_envs(self, n: int, folder: Path | None = None) -> tuple[gym.vector.VectorEnv, int]:  # and the limit T
         try:
             return envs.make_vec(self.env_id, n, gym.spaces.Box, self.max_episode_steps, folder, self.capture_video)
         except (ValueError, ImportError, gym.error.Error) as error:
@@ -332,7 +332,7 @@ def update(agent: Agent, target: nn.ModuleList, optimizer, batch: dict, args: Ar
 def evaluate(agent: Agent, vec: gym.vector.VectorEnv, max_steps: int, device: torch.device) -> dict[str, float]:
     """Average performance of the deterministic policy, one episode per environment, with fixed seeds and contexts."""
     rollout, n = Rollout(vec, agent, device), vec.num_envs
-    tasks = rollout.reset(seed=1_000_000).get("task", np.full(n, None))  # the same for all runs, no training seed
+    tasks = rollout.reset(seed=1_000_000).get("task", np.full(n, None))  # the same in all runs, not a training seed
     rewards, lengths, success = np.zeros((n, max_steps)), np.zeros(n, dtype=int), np.zeros(n)  # (N, T), (N,), (N,)
     running = np.ones(n, dtype=bool)  # only the first episode of each environment counts
     while running.any():
@@ -418,7 +418,7 @@ def train(args: Args, saved: dict | None = None) -> None:
     torch.manual_seed(args.seed)  # torch draws all random numbers of the agent
     torch.backends.cudnn.deterministic = args.torch_deterministic
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    if sys.platform == "linux":  # glibc: keep freed memory in the process, up to a third less time per update
+    if sys.platform == "linux":  # with glibc: keep freed memory in the process, up to a third less time per update
         ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX
         ctypes.CDLL(None).mallopt(-1, -1)  # M_TRIM_THRESHOLD
     eval_vec, max_steps = args.make_envs(args.eval_episodes)
@@ -520,7 +520,7 @@ def train(args: Args, saved: dict | None = None) -> None:
         (run_dir / "results.json").write_text(json.dumps(counters | {"episodes": buffer.count}, indent=1))
         progress.write(f"finished, best return {counters['best_return']:.3f}, in {run_dir}")
     except FloatingPointError as error:
-        sys.exit(f"error: {error} at step {counters['step']}; stopped, what is saved in {run_dir} is from before it")
+        sys.exit(f"error: {error} at step {counters['step']}; stopped, the files in {run_dir} are from before it")
     finally:
         for number, handler in handlers.items():
             signal(number, handler)

@@ -88,9 +88,9 @@ def load(path: Path, num_envs: int) -> tuple:
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         script = importlib.import_module(saved["script"])
+        args = script.Args(**saved["args"])
     except Exception as error:  # missing, damaged or something else
         sys.exit(f"error: cannot load {path}: {type(error).__name__}: {error}".splitlines()[0])
-    args = script.Args(**saved["args"])
     vec, max_steps = args.make_envs(num_envs)
     torch.manual_seed(0)  # of the untrained memory
     agent = script.Agent(vec.single_observation_space.shape[0], vec.single_action_space, max_steps, args)

@@ -105,19 +105,19 @@ class Args:
     size: Literal["paper", "cpu"] = "paper"  # the paper's sizes and budgets, or small ones for a few cores
     output_dir: Path | None = None  # default: sweeps/{experiment}-{size}
     address: str | None = None  # of a Ray cluster, for example auto; default: start Ray on this machine
-    num_cpus: int | None = None  # cores of this machine to use; default: all
+    num_cpus: int | None = None  # cores of this machine to use, without --address; default: all
     cpus_per_run: int = 1  # cores, and threads, of a run
     gpus_per_run: float = 0.0  # with 0.25, four runs share a GPU; with 0, they use none
     retries: int = 2  # how often a run that fails is started again, from its checkpoint
     seeds: tuple[int, ...] | None = None  # instead of the experiment's
     results: Path | None = None  # folder that plot.py wrote: runs that are finished there are not repeated
     only: tuple[str, ...] = ()  # only the runs whose names contain one of these
-    dry_run: bool = False  # print the commands of the runs that are not finished
+    dry_run: bool = False  # print the commands of the runs that are not finished; with --gpus-per-run they see GPUs
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 class Run(NamedTuple):
-    name: str  # and that of its folder
+    name: str  # also of its folder
     script: str
     flags: dict
     folder: Path
@@ -179,11 +179,11 @@ def command(run):
 
 
 def refuse_other_flags(run):
-    """Results of different settings must not be mixed in one folder."""
-    for path in run.folder.glob("runs/*/args.json"):
-        found = json.loads(path.read_text())
-        for name in [name for name, value in run.flags.items() if found.get(name) != value]:
-            problem = f"--{name.replace('_', '-')} {found.get(name)}, and {run.flags[name]} is asked for now"
+    """A run is continued only if it was started with the flags of its setting."""
+    for path in run.folder.glob("runs/*/checkpoint.pt"):
+        found = json.loads(path.with_name("args.json").read_text())
+        for name in [name for name, value in run.flags.items() if name in found and found[name] != value]:
+            problem = f"--{name.replace('_', '-')} {found[name]}, and {run.flags[name]} is asked for now"
             sys.exit(f"error: {run.folder} was run with {problem}: use another --output-dir, or move it away")
 
 
@@ -195,10 +195,10 @@ def train(run, args):
         lock(log)
         if results := results_of(run):
             return results
-        if code := run_script(command(run), run.folder, log, args):
-            last_line = (run.folder / "log.txt").read_text().strip().splitlines()[-1]
-            raise RuntimeError(f"exit code {code}: {last_line}")
-    return results_of(run)
+        code = run_script(command(run), run.folder, log, args)
+    if results := results_of(run):
+        return results
+    raise RuntimeError(f"exit code {code}: " + (run.folder / "log.txt").read_text().strip().splitlines()[-1])
 
 
 def lock(log):
@@ -209,13 +209,13 @@ def lock(log):
 
 def run_script(words, folder, log, args):
     print(f"\n{time.strftime('%F %T')} on {os.uname().nodename}: {shlex.join(words)}", file=log, flush=True)
-    # When this worker dies, whatever the cause, the script gets SIGTERM and saves a checkpoint.
+    # When this worker dies, whatever the cause, the script gets SIGTERM and saves a checkpoint. (setpriv: util-linux)
     words = ["setpriv", "--pdeathsig", "TERM", *words]
     env = os.environ | devices(args) | {"PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(words, cwd=folder, env=env, stdout=log, stderr=log).wait()  # run() would kill the script
 
 
-def devices(args):  # as environment variables. If runs have a GPU, Ray says which
+def devices(args):  # environment variables of a script; which GPU it sees is left to Ray
     return {"OMP_NUM_THREADS": str(args.cpus_per_run)} | ({} if args.gpus_per_run else {"CUDA_VISIBLE_DEVICES": ""})
 
 
