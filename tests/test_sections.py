@@ -2,10 +2,11 @@
 
 import inspect
 import re
+import shutil
 from dataclasses import fields
 
 import pytest
-from conftest import ROOT, SCRIPTS, call, script
+from conftest import ROOT, SCRIPTS, call, script, start
 from copy_sections import owner, sections
 
 ORDER = ["imports", "memory", "args", "replay buffer", "agent", "rollout", "update", "evaluate", "checkpoint", "train"]
@@ -31,6 +32,21 @@ def test_what_is_shared_is_equal_to_the_byte(section):
     for shared, versions in copies.items():
         assert len(versions) == 1, f"{section} of {shared} differs between {' and '.join(map(str, versions.values()))}"
     assert len(copies) == {"memory": 4, "args": 2, "agent": 2, "update": 2, "train": 2}.get(section, 1)
+
+
+def test_a_shared_section_is_copied_to_its_siblings_and_to_no_script_of_the_reader(tmp_path):
+    texts = {f"{name}.py": (ROOT / f"{name}.py").read_text() for name in SCRIPTS}
+    mine = {"ddqn_mean.py": texts["ddqn_mate.py"].replace("tau: float = 0.001", "tau: float = 0.007")}
+    changed = {"ddqn_mate.py": texts["ddqn_mate.py"].replace("gamma: float = 0.99", "gamma: float = 0.9")}
+    for name, text in (texts | mine | changed).items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "copy_sections.py", tmp_path / "tests")
+    assert start("tests/copy_sections.py", "ddqn_mate.py", cwd=tmp_path).wait() == 0
+    for name, text in (texts | mine).items():
+        if name in texts and name.startswith("ddqn"):
+            text = text.replace("gamma: float = 0.99", "gamma: float = 0.9")
+        assert (tmp_path / name).read_text() == text
 
 
 @pytest.mark.parametrize("name", ["ddqn_mate", "sac_mate"])
