@@ -16,7 +16,6 @@ and rows of their own in the table, and are not in the mean of the finished ones
     ant_directions.csv      ant-dir: forward reward in these episodes by quarter of directions (+x: within 45°)
 """
 
-import itertools
 import json
 import logging
 import math
@@ -283,33 +282,37 @@ def number(value, digits=None):
     return "" if math.isnan(value) else f"{value:,.{(3 if abs(value) < 10 else 1) if digits is None else digits}f}"
 
 
-def spread(values):
-    low, high = number(min(values)), number(max(values))
-    return number(np.mean(values)) + (f" [{low}, {high}]" if len(values) > 1 else "")
+def spread(values, digits=None):  # mean [lowest, highest]
+    mean, low, high = (number(value, digits) for value in (np.mean(values), min(values), max(values)))
+    return f"{mean} [{low}, {high}]" if len(values) > 1 and mean else mean
 
 
 def table_lines(results):
     """A line for each environment and script; unfinished runs have a line of their own."""
-    for environment, scripts in by_panel(results, "curves").items():
-        for script, finished in itertools.product(scripts, (1, 0)):
-            if seeds := [seed for seed in scripts[script] if seed["finished"][-1] == finished]:
-                line = {"environment": title(environment), "memory": look(script).label}
-                line["seeds"] = f"{len(seeds)}{'' if finished else ' unfinished'}"
-                yield line | summarise(seeds, is_tmaze(environment))
+    groups = {}  # {(environment and script, finished): [tables of each seed]}
+    for run, tables in results.items():
+        groups.setdefault((run._replace(seed=None), tables["curves"]["finished"][-1]), []).append(tables)
+    for (run, finished), tables in groups.items():
+        line = {"environment": title(run), "memory": look(run.script).label}
+        line["seeds"] = f"{len(tables)}{'' if finished else ' unfinished'}"
+        yield line | summarise(tables, is_tmaze(run))
 
 
-def summarise(seeds, tmaze):
+def summarise(tables, tmaze):
+    seeds = [table["curves"] for table in tables]
     best = np.array([best_return(seed) for seed in seeds])
     last = {name: np.array([seed[name][-1] for seed in seeds]) for name in seeds[0]}
     line = {"best return": spread(best), "last return": spread(last["episodic_return"])}
     if tmaze:
         for name, values in (("best", best), ("last", last["episodic_return"])):
             line[f"{name} ≥ {SOLVED}"] = f"{(values >= SOLVED).sum()}/{len(seeds)}"
+        line[f"evaluations ≥ {SOLVED}"] = spread([(seed["episodic_return"] >= SOLVED).mean() for seed in seeds], 2)
         first = [s["updates"][(s["episodic_return"] >= SOLVED).argmax()] for s in seeds if best_return(s) >= SOLVED]
         line[f"updates to {SOLVED}"] = number(np.median(first), 0) if first else ""
     else:
-        line |= {f"{part} quarter": number(last[f"return_{part}_quarter"].mean()) for part in ("first", "last")}
-        line["success rate"] = number(last["success_rate"].mean())
+        final = [table["adaptation"]["reward"].sum() for table in tables if "adaptation" in table]
+        line[f"{EPISODES} episodes"] = spread(final) if final else ""
+        line |= {f"{part} quarter": spread(last[f"return_{part}_quarter"]) for part in ("first", "last")}
     return line | {"updates": number(last["updates"].mean(), 0), "minutes": number(last["seconds"].mean() / 60, 1)}
 
 
@@ -326,10 +329,10 @@ def group_lines(results, table, name, value_name):
         for script, seeds in scripts.items():
             values = {}
             for seed in seeds:
-                for group, value in zip(seed[name], seed[value_name]):
-                    values.setdefault(str(group), []).append(value)
+                for group, episodes, value in zip(seed[name], seed["episodes"], seed[value_name]):
+                    values.setdefault(f"{group} ({episodes:.0f})", []).append(value)
             line = {"environment": title(environment), "memory": look(script).label, "seeds": str(len(seeds))}
-            yield line | {group: number(np.mean(v), 2) for group, v in values.items()}
+            yield line | {group: spread(v, 2) for group, v in values.items()}
 
 
 def command_lines(results):
@@ -347,15 +350,16 @@ def to_markdown(results):
     text = markdown(list(table_lines(results)))
     text += "\nMean over seeds [lowest, highest]. Best: highest of a run's evaluations; last: its last one."
     if any(is_tmaze(run) for run in results):
-        text += f" Updates to {SOLVED}: median over the seeds that reached it."
+        text += f" Evaluations ≥ {SOLVED}: their fraction. Updates to {SOLVED}: median over the seeds that reached it."
     if not all(is_tmaze(run) for run in results):
+        text += f" {EPISODES} episodes: return of the final agents in more episodes than an evaluation has."
         text += " First and last quarter: return of these steps of the episode, last evaluation."
     text += " Minutes: of one thread on a machine that did other work too."
     sections = {"success": ("Success rate by task", "task", "success_rate")}
     sections["ant_directions"] = ("Forward reward per step by quarter of directions", "quarter", "forward_reward")
     for table, (header, *names) in sections.items():
         if lines := list(group_lines(results, table, *names)):
-            text += f"\n\n{header}, final agents, {EPISODES} episodes per seed:\n\n{markdown(lines)}"
+            text += f"\n\n{header}, final agents (number of episodes per seed):\n\n{markdown(lines)}"
     commands = list(command_lines(results))
     return text + ("\n\nCommands:\n\n" + "\n".join(commands) if commands else "") + "\n"
 

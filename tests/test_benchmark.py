@@ -61,12 +61,13 @@ def test_table_of_tmaze(tmp_path):
     assert mate == {
         "environment": "tmaze-active, L=50", "memory": "MATE", "seeds": "3",
         "best return": "0.820 [0.500, 1.000]", "last return": "0.617 [0.400, 0.950]",
-        "best ≥ 0.95": "2/3", "last ≥ 0.95": "1/3", "updates to 0.95": "150", "updates": "300", "minutes": "3.0",
+        "best ≥ 0.95": "2/3", "last ≥ 0.95": "1/3", "evaluations ≥ 0.95": "0.25 [0.00, 0.50]", "updates to 0.95": "150",
+        "updates": "300", "minutes": "3.0",
     }  # fmt: skip
     assert (under_way["seeds"], under_way["best ≥ 0.95"], under_way["best return"]) == ("1 unfinished", "1/1", "1.000")
     assert (lstm["memory"], lstm["best ≥ 0.95"], lstm["updates to 0.95"]) == ("LSTM", "0/1", "")
     text = (tmp_path / "out" / "table.md").read_text()
-    assert "| tmaze-active, L=50 | MATE | 1 unfinished | 1.000 | 1.000 | 1/1 | 1/1 | 100 |" in text
+    assert "| tmaze-active, L=50 | MATE | 1 unfinished | 1.000 | 1.000 | 1/1 | 1/1 | 0.50 | 100 |" in text
     for figure in ("curves.png", "corridor.png"):
         assert_shows(tmp_path / "out" / figure, "mate", "lstm")
     *_, first, last, _, _ = rows_of(tmp_path / "out" / "curves.csv")
@@ -79,8 +80,10 @@ def test_table_of_continuous_tasks(tmp_path):
     call(plot.main, tmp_path / "curves.csv", "--output-dir", tmp_path)
     [row] = rows_of(tmp_path / "table.csv")
     assert row["best return"] == row["last return"] == "45.0 [30.0, 60.0]"
-    assert (row["first quarter"], row["last quarter"], row["success rate"]) == ("2.000", "4.000", "")
-    assert "success rate" not in (tmp_path / "table.md").read_text(), "columns without a value are dropped"
+    assert (row["first quarter"], row["last quarter"]) == ("2.000 [2.000, 2.000]", "4.000 [4.000, 4.000]")
+    assert row["100 episodes"] == "" and "| 100 episodes |" not in (tmp_path / "table.md").read_text(), (
+        "columns without a value are dropped"
+    )
     assert not (tmp_path / "corridor.png").exists()
 
 
@@ -239,6 +242,11 @@ def test_roll_out_gives_the_episodes_of_the_evaluation(env_id, tmp_path):
     assert data["memory"].any() and not np.allclose(data["memory"], data["untrained"])
 
 
+def curves_of(value):
+    names = ("step", "updates", "episodic_return", "return_first_quarter", "return_last_quarter", "seconds", "finished")
+    return {name: np.full(1, value) for name in names}
+
+
 def test_success_by_task_and_forward_reward_by_direction(monkeypatch):
     angle = np.radians([10, -40, 80, 100, 170, -170, -100, -80])
     forward = np.outer([4, 2, 1, 3, -1, -3, 0, 8], [0.0, 1.0])  # mean over two steps: a half of these
@@ -256,9 +264,13 @@ def test_success_by_task_and_forward_reward_by_direction(monkeypatch):
     assert directions["quarter"].tolist() == ["all", "+x", "+y", "-x", "-y"]
     assert np.allclose(directions["forward_reward"], [7 / 8, 1.5, 1, -1, 2])
     assert directions["episodes"].tolist() == [8, 2, 2, 2, 2]
-    [line] = plot.group_lines(results, "success", "task", "success_rate")
-    assert list(line) == ["environment", "memory", "seeds", "all", "push", "reach"]
-    assert list(line.values()) == ["ant-dir", "MATE", "1", "0.50", "0.25", "0.75"]
+    [line] = plot.table_lines(results | {run: results[run] | {"curves": curves_of(5.0)}})
+    assert (line["best return"], line["100 episodes"]) == ("5.000", "15.0"), "an evaluation, and the final agent"
+    better = {"success": success | {"success_rate": np.array([1.0, 1, 1])}}
+    [line] = plot.group_lines(results | {run._replace(seed=2): better}, "success", "task", "success_rate")
+    assert list(line) == ["environment", "memory", "seeds", "all (8)", "push (4)", "reach (4)"]
+    values = ["0.75 [0.50, 1.00]", "0.62 [0.25, 1.00]", "0.88 [0.75, 1.00]"]
+    assert list(line.values()) == ["ant-dir", "MATE", "2", *values]
 
 
 # ------------------------------------------------------------------------------------------- probe: what is in a memory
