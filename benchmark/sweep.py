@@ -212,7 +212,9 @@ def run_script(words, folder, log, args):
     # When this worker dies, whatever the cause, the script gets SIGTERM and saves a checkpoint. (setpriv: util-linux)
     words = ["setpriv", "--pdeathsig", "TERM", *words]
     env = os.environ | devices(args) | {"PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(words, cwd=folder, env=env, stdout=log, stderr=log).wait()  # run() would kill the script
+    # In a session of its own: Ray kills a worker's process group soon after the worker, before a script has saved.
+    options = {"cwd": folder, "env": env, "stdout": log, "stderr": log, "start_new_session": True}
+    return subprocess.Popen(words, **options).wait()  # run() would kill the script
 
 
 def devices(args):  # environment variables of a script; which GPU it sees is left to Ray

@@ -57,6 +57,21 @@ def script_in(folder, episodes):
     return any(int(n) >= episodes for n in re.findall(r"^episodes (\d+)", log, re.M)) and processes_in(folder)
 
 
+@contextlib.contextmanager
+def held(process):
+    """Hold a script still until its Ray worker has been gone for a while, as if an iteration took that long."""
+
+    def parent():
+        return Path(f"/proc/{process}/stat").read_text().split()[3]
+
+    os.kill(process, signal.SIGSTOP)
+    worker = parent()
+    yield
+    wait_for(lambda: parent() != worker)
+    time.sleep(1)
+    os.kill(process, signal.SIGCONT)
+
+
 def test_a_sweep_that_is_interrupted_and_whose_script_is_killed_ends_as_if_nothing_had_happened(tmp_path):
     """Three runs, one after the other: one that is soon finished, one that fails, and a long one."""
     driver = "from benchmark import sweep\nfrom benchmark.sweep import Setting\nif __name__ == '__main__':\n"
@@ -72,7 +87,8 @@ def test_a_sweep_that_is_interrupted_and_whose_script_is_killed_ends_as_if_nothi
     [process] = wait_for(lambda: script_in(folder / LONG, 100), sweeping)
     environment = Path(f"/proc/{process}/environ").read_text().split("\0")
     niceness, quick_files = os.getpriority(os.PRIO_PROCESS, process), files_of(folder / QUICK)
-    sweeping.send_signal(signal.SIGINT)
+    with held(process):
+        sweeping.send_signal(signal.SIGINT)
     output, errors = sweeping.communicate(timeout=300)
     assert {"OMP_NUM_THREADS=1", "CUDA_VISIBLE_DEVICES="} <= set(environment)
     assert niceness == os.getpriority(os.PRIO_PROCESS, 0), "full priority"
@@ -116,7 +132,9 @@ def test_scripts_save_when_the_sweep_is_killed(tmp_path):
     sweeping = start(*command, "--num-cpus", "1", cwd=tmp_path, **in_background)
     checkpoints = f"sweeps/figure4-cpu/{run.name}/runs/*/checkpoint.pt"
     [checkpoint] = wait_for(lambda: list(tmp_path.glob(checkpoints)), sweeping)
-    sweeping.kill()
+    [process] = processes_in(tmp_path / "sweeps")
+    with held(process):
+        sweeping.kill()
     sweeping.communicate(timeout=100)
     wait_for(lambda: not processes_in(tmp_path / "sweeps"))
     assert "stopped at step" in next(tmp_path.glob("sweeps/figure4-cpu/*/log.txt")).read_text()
