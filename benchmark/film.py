@@ -17,10 +17,11 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tyro
+from matplotlib.colors import to_rgba
 from PIL import Image, ImageDraw
 
 import envs
-from benchmark.runs import load
+from benchmark.runs import COLORS, load
 
 
 @dataclass
@@ -32,10 +33,6 @@ class Args:
     every: int = 2  # film every n-th step
     height: int = 200  # of the picture, in pixels
     distance: float | None = None  # MuJoCo: height of a fixed camera above the start; all contexts in one picture
-
-
-# With --distance: the colours of the contexts, red, green, blue and opacity.
-COLORS = (0.8, 0.3, 0, 1), (0, 0.4, 0.7, 1), (0, 0.6, 0.4, 1), (0.7, 0.3, 0.6, 1)
 
 
 @torch.no_grad()
@@ -100,7 +97,7 @@ def main():
     try:
         envs.check_rendering(script_args.env_id)  # sets MuJoCo up for a machine without a screen
         contexts = [[float(c) for c in text.split(",")] for text in args.contexts]
-        colors = itertools.cycle(COLORS)
+        colors = itertools.cycle(to_rgba(COLORS[i]) for i in (4, 0, 2, 3))  # dark enough for --distance
         episodes = [film(script, script_args, agent, c, color, args) for c, color in zip(contexts, colors)]
     except ValueError as error:  # a context of another shape
         sys.exit(f"error: {error}")

@@ -5,8 +5,8 @@
 
 Sources are folders with runs below them, folders with CSV files of this program, or a CSV file of curves. What is in
 the output folder already is a source too, so results accumulate and nothing is lost when sweeps/ is gone. Of a run
-that is in several sources the finished one counts, or the longer one. Unfinished runs have finished = 0 in curves.csv
-and rows of their own in the table, and are not in the mean of the finished ones.
+that is in several sources the finished one counts, or the longer one, or the one of the last source. Unfinished runs
+have finished = 0 in curves.csv and rows of their own in the table, and are not in the mean of the finished ones.
 
     curves.csv, .png        Figure 3: average return of every evaluation against environment steps
     corridor.png            Figure 4: best average return against the length of T-Maze's corridor
@@ -104,9 +104,14 @@ def collect(sources):
             sys.exit(f"error: {names}: plot them separately")
         known = results.setdefault(run, tables)
         new_extent, known_extent = ((t["curves"]["finished"][-1], t["curves"]["step"][-1]) for t in (tables, known))
-        results[run] = tables if new_extent > known_extent else tables | known
-        if folder is not None and new_extent >= known_extent:
+        if new_extent < known_extent:
+            return
+        same = same_returns(tables["curves"], known["curves"])  # known may have the episodes of its agent, too
+        results[run] = known | tables if same else tables
+        if folder is not None:
             folders[run] = folder
+        elif not same:
+            folders.pop(run, None)
 
     for source in sources:
         if not source.exists():
@@ -118,6 +123,11 @@ def collect(sources):
             if len(tables["curves"]["step"]):
                 add(run, tables, path.parent)
     return {run: results[run] for run in sorted(results, key=order)}, folders
+
+
+def same_returns(curves, others):
+    returns, theirs = curves["episodic_return"], others["episodic_return"]
+    return len(returns) == len(theirs) and np.allclose(returns, theirs, rtol=1e-4)  # CSV files have six digits
 
 
 def order(run):
@@ -164,7 +174,7 @@ def by_panel(results, name):
 
 # ------------------------------------------------------------------------------------------------------------- figures
 def make_axes(panels, xlabel, ylabel):
-    columns = 2 if len(panels) == 4 else min(len(panels), 3)
+    columns = min(len(panels), 2 if len(panels) == 4 else 4 if len(panels) in (7, 8) else 3)
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(WIDTH, 1.7 * rows + 0.8), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
@@ -313,7 +323,7 @@ def summarise(tables, tmaze):
         final = [table["adaptation"]["reward"].sum() for table in tables if "adaptation" in table]
         line[f"{EPISODES} episodes"] = spread(final) if final else ""
         line |= {f"{part} quarter": spread(last[f"return_{part}_quarter"]) for part in ("first", "last")}
-    return line | {"updates": number(last["updates"].mean(), 0), "minutes": number(last["seconds"].mean() / 60, 1)}
+    return line | {"updates": number(last["updates"].mean(), 0), "minutes": number(last["seconds"].min() / 60, 1)}
 
 
 def markdown(lines):
@@ -353,9 +363,9 @@ def to_markdown(results):
         text += f" Evaluations ≥ {SOLVED}: their fraction. Updates to {SOLVED}: median over the seeds that reached it."
     if not all(is_tmaze(run) for run in results):
         text += f" {EPISODES} episodes: return of the final agents in more episodes than an evaluation has."
-        text += " First and last quarter: return of these steps of the episode, last evaluation."
-    text += " Minutes: of one thread on a machine that did other work too."
-    sections = {"success": ("Success rate by task", "task", "success_rate")}
+        text += " First and last quarter: return of these steps of each episode, however long, last evaluation."
+    text += " Minutes: of the fastest seed, one thread on a machine that did other work too."
+    sections = {"success": ("Success rate by task (success at any step of the episode)", "task", "success_rate")}
     sections["ant_directions"] = ("Forward reward per step by quarter of directions", "quarter", "forward_reward")
     for table, (header, *names) in sections.items():
         if lines := list(group_lines(results, table, *names)):

@@ -148,7 +148,7 @@ def draw_projection(ax, projection):
         ax.legend(title="context", loc="center left", bbox_to_anchor=(1, 0.5), handletextpad=0.1)
     elif context.shape[1] == 2:  # a direction, or a goal in the plane
         angle = np.degrees(np.arctan2(context[:, 1], context[:, 0]))
-        points = ax.scatter(x, y, c=angle, cmap="twilight_shifted", vmin=-180, vmax=180, **style)
+        points = ax.scatter(x, y, c=angle, cmap="hsv", vmin=-180, vmax=180, **style)
         ax.figure.colorbar(points, ax=ax, label="angle of the context", ticks=[-180, 0, 180])
     else:
         label = "context" if context.shape[1] == 1 else f"first of {context.shape[1]} numbers of the context"

@@ -73,6 +73,10 @@ EXPERIMENTS = {
         Setting(SAC, (11, 12), SMALL_SAC | {"env_id": "ant-dir", "total_timesteps": 1_000_000}),
         Setting(SAC, (11, 12), SMALL_SAC | {"env_id": "ml10", "total_timesteps": 1_000_000}),
     ],
+    # What agents of figure3 can do before they learn anything.
+    ("untrained", "cpu"): [
+        Setting(SAC, (11, 12), SMALL_SAC | {"env_id": "ml10", "total_timesteps": 5_001, "updates_per_step": 0.0})
+    ],
     # What the paper's sizes, the defaults, cost on a CPU.
     ("defaults", "cpu"): [Setting(("sac_mate",), (11,), {"env_id": "hopper-param", "bf16": True})],
     ("precision", "cpu"): [  # runs of the two figures with the other value of --bf16
@@ -100,7 +104,8 @@ EXPERIMENTS = {
 
 @dataclass
 class Args:
-    # the paper's figures; with --size cpu also precision (--bf16 on and off) and defaults (a run at the paper's sizes)
+    # the paper's figures; with --size cpu also defaults (a run at the paper's sizes), precision (the other --bf16) and
+    # untrained (agents before training)
     experiment: tyro.conf.Positional[Literal[*sorted({name for name, _ in EXPERIMENTS})]]
     size: Literal["paper", "cpu"] = "paper"  # the paper's sizes and budgets, or small ones for a few cores
     output_dir: Path | None = None  # default: sweeps/{experiment}-{size}

@@ -194,6 +194,29 @@ def test_results_accumulate_and_nothing_is_lost(sweep, tmp_path, monkeypatch):
     assert not list(out.glob("*.tmp"))
 
 
+def test_of_a_run_that_was_repeated_the_last_source_counts(sweep, tmp_path):
+    run = Run("sac_mate", "point-robot", None, 1)
+    [path] = (sweep / "sac_mate1").rglob("best.pt")
+    on_disk = plot.read_run(path.parent)[1]
+    adaptation = {"t": np.arange(2), "reward": np.zeros(2)}
+    repeated = on_disk["curves"] | {"episodic_return": on_disk["curves"]["episodic_return"] + 1}
+    for name, curves in (("same", on_disk["curves"]), ("other", repeated)):
+        (tmp_path / name).mkdir()
+        tables = on_disk | {"curves": curves, "adaptation": adaptation}
+        for table, columns in tables.items():
+            runs.write_csv(tmp_path / name / f"{table}.csv", {run: columns})
+    same, other, disk = tmp_path / "same", tmp_path / "other", sweep / "sac_mate1"
+    for sources, curves, episodes, folder in (
+        ([same, disk], on_disk["curves"], True, True),
+        ([disk, same], on_disk["curves"], True, True),
+        ([other, disk], on_disk["curves"], False, True),  # episodes are of the agent that was trained again
+        ([disk, other], repeated, True, False),  # and its model is not on disk
+    ):
+        results, folders = plot.collect(sources)
+        assert np.allclose(results[run]["curves"]["episodic_return"], curves["episodic_return"], rtol=1e-4)
+        assert ("adaptation" in results[run], run in folders) == (episodes, folder)
+
+
 def test_runs_with_other_flags_and_bad_input_are_refused_in_one_line(sweep, tmp_path):
     other = train_in(tmp_path / "other", "sac_mate", **SAC | {"gamma": 0.9}, seed=3)
     write_curves(tmp_path / "old.csv", {("sac_mate", "point-robot", "", 9): ([0, 1], True)})
