@@ -174,7 +174,7 @@ def by_panel(results, name):
 
 # ------------------------------------------------------------------------------------------------------------- figures
 def make_axes(panels, xlabel, ylabel):
-    columns = min(len(panels), 2 if len(panels) == 4 else 4 if len(panels) in (7, 8) else 3)
+    columns = {4: 2, 7: 4, 8: 4}.get(len(panels), min(len(panels), 3))
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(WIDTH, 1.7 * rows + 0.8), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
