@@ -106,8 +106,8 @@ EXPERIMENTS = {
 
 @dataclass
 class Args:
-    # the paper's figures; with --size cpu also defaults (a run at the paper's sizes), ml10 (longer runs), precision (the
-    # other --bf16) and untrained (agents before training)
+    # the paper's figures; with --size cpu also defaults (a run at the paper's sizes), ml10 (longer runs), precision
+    # (the other --bf16) and untrained (agents before training)
     experiment: tyro.conf.Positional[Literal[*sorted({name for name, _ in EXPERIMENTS})]]
     size: Literal["paper", "cpu"] = "paper"  # the paper's sizes and budgets, or small ones for a few cores
     output_dir: Path | None = None  # default: sweeps/{experiment}-{size}
