@@ -30,7 +30,7 @@ import numpy as np
 import torch
 import tyro
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import envs
@@ -40,6 +40,7 @@ from benchmark.sweep import to_words
 TABLES = ("curves", "commands", "adaptation", "success", "ant_directions")  # CSV files with rows for each run
 SOLVED = 0.95  # average return from which on a T-Maze counts as solved; its optimum is 1, without memory 0.5
 EPISODES = 100  # of each final agent
+SMOOTHED = 5  # evaluations of a continuous task that are averaged in thick lines, an odd number
 IRRELEVANT = ("seed", "exp_name", "resume", "evaluate", "checkpoint", "cuda", "capture", "track", "wandb")
 
 
@@ -201,14 +202,20 @@ def draw_optima(ax):
     ax.axhline(0.5, color="0.4", linestyle=LOOKS["markov"].linestyle, linewidth=1, label="optimum without memory")
 
 
-def draw_seeds(ax, script, curves, mean_of):
-    """Every seed as a thin line, and the mean of some of them where all of those have values."""
+def draw_seeds(ax, script, curves, mean_of, window=1):
+    """Every seed as a thin line, and the mean of some of them where all of those have values, smoothed."""
     style = {"color": look(script).color, "linestyle": look(script).linestyle}
     for x, y in curves:
-        ax.plot(x, y, color=style["color"], linewidth=0.6, alpha=0.5)
+        ax.plot(x, y, color=style["color"], linewidth=0.6, alpha=0.4)
     x = np.unique(np.concatenate([x for x, _ in mean_of]))
     x = x[(x >= max(x[0] for x, _ in mean_of)) & (x <= min(x[-1] for x, _ in mean_of))]
-    ax.plot(x, np.mean([np.interp(x, *curve) for curve in mean_of], axis=0), label=look(script).label, **style)
+    mean = np.mean([np.interp(x, *curve) for curve in mean_of], axis=0)
+    ax.plot(x, running_mean(mean, window), label=look(script).label, **style)
+
+
+def running_mean(y, window):  # over an odd number of values, fewer towards the ends: the first and the last one stay
+    halves = [min(window // 2, i, len(y) - 1 - i) for i in range(len(y))]
+    return np.array([y[i - half : i + half + 1].mean() for i, half in enumerate(halves)])
 
 
 def draw_curves(results):
@@ -222,19 +229,20 @@ def draw_curves(results):
         for script, seeds in scripts.items():
             finished = [seed for seed in seeds if seed["finished"][-1]]  # one under way would cut the mean short
             curves, mean_of = ([(s["step"], s[column]) for s in group] for group in (seeds, finished or seeds))
-            draw_seeds(ax, script, curves, mean_of)
+            draw_seeds(ax, script, curves, mean_of, 1 if is_tmaze(environment) else SMOOTHED)
         if column == "success_rate":
             ax.set_ylabel("success rate")
         if is_tmaze(environment):
             draw_optima(ax)
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))  # 50k, 1M
-    add_legend(figure, f"thin: every seed; thick: mean of the finished ones, if any{count_unfinished(results)}")
+        ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    note = "thin: every seed; thick: their mean"
+    if unfinished := sum(not tables["curves"]["finished"][-1] for tables in results.values()):
+        note = f"{unfinished} of {len(results)} runs unfinished; thin: every seed; thick: mean of finished ones, if any"
+    if not all(map(is_tmaze, results)):
+        note += f", smoothed over {SMOOTHED} evaluations{' (not T-Maze)' if any(map(is_tmaze, results)) else ''}"
+    add_legend(figure, note)
     return figure
-
-
-def count_unfinished(results):
-    unfinished = sum(not tables["curves"]["finished"][-1] for tables in results.values())
-    return f"; {unfinished} of {len(results)} runs are unfinished" if unfinished else ""
 
 
 def draw_corridor(results):
@@ -321,6 +329,7 @@ def summarise(tables, tmaze):
         line[f"updates to {SOLVED}"] = number(np.median(first), 0) if first else ""
     else:
         final = [table["adaptation"]["reward"].sum() for table in tables if "adaptation" in table]
+        line["last ten"] = spread([seed["episodic_return"][-10:].mean() for seed in seeds])
         line[f"{EPISODES} episodes"] = spread(final) if final else ""
         line |= {f"{part} quarter": spread(last[f"return_{part}_quarter"]) for part in ("first", "last")}
     return line | {"updates": number(last["updates"].mean(), 0), "minutes": number(last["seconds"].min() / 60, 1)}
@@ -362,6 +371,7 @@ def to_markdown(results):
     if any(is_tmaze(run) for run in results):
         text += f" Evaluations ≥ {SOLVED}: their fraction. Updates to {SOLVED}: median over the seeds that reached it."
     if not all(is_tmaze(run) for run in results):
+        text += " Last ten: mean of its last ten."
         text += f" {EPISODES} episodes: return of the final agents in more episodes than an evaluation has."
         text += " First and last quarter: return of these steps of each episode, however long, last evaluation."
     text += " Minutes: of the fastest seed, one thread on a machine that did other work too."
