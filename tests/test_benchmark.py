@@ -97,7 +97,10 @@ def test_the_mean_of_seeds_is_taken_at_common_steps_and_of_the_finished_ones():
     for curves in returns:
         curves["success_rate"] = curves["step"] / 200
     results = {Run("sac_lstm", "ml10", None, i): {"curves": curves} for i, curves in enumerate(returns)}
-    ax, success = plot.draw_curves(results).axes
+    figure = plot.draw_curves(results)
+    note = "1 of 3 runs unfinished; thin: every seed; thick: mean of finished ones, if any, smoothed over 5 evaluations"
+    assert figure.legends[0].get_title().get_text() == note
+    ax, success = figure.axes
     assert success.get_title() == "ml10, success rate" and success.get_lines()[0].get_ydata()[-1] == x[-1] / 200
     [mean] = [line for line in ax.get_lines() if line.get_label() == "LSTM"]
     steps, values = mean.get_data()
